@@ -1,0 +1,65 @@
+# Every command of the project. Each one sets itself up: only Python >= 3.11 with pip is expected of the machine.
+# Conventions: PORT for `make serve`, ARCH (arm64 or x86_64) for `make build`.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test check bench build lint types contracts templates requirements requirements.txt
+
+TOOLS := $(CURDIR)/.tools
+export PATH := $(TOOLS)/bin:$(PATH)
+export PYTHONPATH := $(if $(wildcard $(TOOLS)/uv),$(TOOLS):)$(PYTHONPATH)
+export UV_PYTHON_DOWNLOADS := never
+export SAM_CLI_TELEMETRY := 0
+ARCH ?= arm64
+export ARCHITECTURE := $(ARCH)
+RUN := uv run --frozen --quiet
+EXPORT := uv export --frozen --no-default-groups --no-emit-project --no-header 2>/dev/null
+
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z.]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup:  ## Install what the other targets need into .venv (and uv into .tools when it is missing)
+	@command -v uv >/dev/null || { echo "setup: uv is missing, installing it into .tools"; \
+	  python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --target "$(TOOLS)" uv; }
+	@test -d .venv || echo "setup: creating .venv with the locked dependencies"
+	@uv sync --frozen --quiet
+
+serve: setup  ## Run the whole service on this machine, until Ctrl-C
+	@exec $(RUN) completions serve
+
+test: setup  ## Run the tests
+	@$(RUN) pytest
+
+check: setup lint types contracts requirements templates  ## Everything CI runs: lint, types, imports, templates, build, tests
+	@$(RUN) pytest --cov --cov-report=term --cov-fail-under=95
+	@$(MAKE) --no-print-directory build
+
+lint: setup
+	@$(RUN) ruff check
+	@$(RUN) ruff format --check
+
+types: setup
+	@$(RUN) mypy
+
+contracts: setup
+	@$(RUN) lint-imports --no-logo 2>/dev/null || $(RUN) lint-imports
+
+requirements: setup  # what the functions install must be what the lock says
+	@uv export --frozen --no-default-groups --no-emit-project \
+	  | grep -v '^#' | diff - functions/requirements.txt \
+	  || { echo "functions/requirements.txt is stale: make requirements.txt"; exit 1; }
+
+requirements.txt: setup  ## Export the lock to functions/requirements.txt
+	@uv export --frozen --no-default-groups --no-emit-project | grep -v '^#' > functions/requirements.txt
+
+templates: setup
+	@$(RUN) sam validate --lint
+	@$(RUN) cfn-lint infra/*.yaml
+
+build: setup  ## Build the functions for ARCH (default arm64), without Docker
+	@$(RUN) sam build --parallel --parameter-overrides Architecture=$(ARCH) >.aws-sam-build.log 2>&1 \
+	  || { cat .aws-sam-build.log; exit 1; }
+	@rm -f .aws-sam-build.log; du -sh .aws-sam/build/OpenAICompletionsFunction | sed 's/\t/ /'
+
+bench: setup  ## Measure what the service adds to the model's own time
+	@$(RUN) python tests/bench/run.py

@@ -1,0 +1,1 @@
+"""One codec per container family, and the SageMaker transport."""

@@ -1,0 +1,99 @@
+"""What a public API dialect must be able to say, and the HTTP shapes it is said in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from completions.domain.catalog import ModelRoute
+from completions.domain.completion import Completion, CompletionChunk, CompletionRequest
+from completions.domain.errors import CompletionError
+
+
+@dataclass(frozen=True, slots=True)
+class WireRequest:
+    """An HTTP request as the client sent it; header names are lower case."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WireReply:
+    """An HTTP response."""
+
+    status: int
+    body: bytes
+    media_type: str
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """The facts every form of an answer repeats. ``created`` is Unix seconds, ``elapsed_ms`` the time until now."""
+
+    request_id: str
+    created: int
+    model: str
+    elapsed_ms: int
+
+
+class StreamEncoder(Protocol):
+    """Canonical events to server-sent-event bytes, for one answer."""
+
+    media_type: str
+    headers: Mapping[str, str]
+
+    def chunk(self, chunk: CompletionChunk) -> bytes:
+        """The frames of one chunk; empty when it says nothing in this dialect."""
+        ...
+
+    def done(self) -> bytes:
+        """The frames after the last chunk of a whole answer."""
+        ...
+
+    def error(self, error: CompletionError) -> bytes:
+        """The frames that end a broken answer."""
+        ...
+
+
+class Dialect(Protocol):
+    """One public API."""
+
+    name: str
+
+    def credential(self, wire: WireRequest) -> str | None:
+        """The API key the client sent, ``None`` for none. Raises ``AuthenticationError`` for a malformed one."""
+        ...
+
+    def decode(self, wire: WireRequest) -> CompletionRequest:
+        """The canonical request. Raises ``InvalidRequestError`` naming the field at fault."""
+        ...
+
+    def encode(self, completion: Completion, request: CompletionRequest, head: AnswerHead) -> WireReply:
+        """A whole answer."""
+        ...
+
+    def stream_encoder(self, request: CompletionRequest, head: AnswerHead) -> StreamEncoder:
+        """The encoder of a streamed answer."""
+        ...
+
+    def encode_error(self, error: CompletionError, request_id: str) -> WireReply:
+        """A refusal or failure, before any byte of an answer was sent."""
+        ...
+
+
+class ModelListing(Protocol):
+    """A dialect's model routes."""
+
+    def encode_models(self, routes: Sequence[ModelRoute]) -> WireReply:
+        """All models."""
+        ...
+
+    def encode_model(self, route: ModelRoute) -> WireReply:
+        """One model."""
+        ...

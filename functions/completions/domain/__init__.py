@@ -1,0 +1,1 @@
+"""Frozen dataclasses, protocols and the error tree; standard library only."""

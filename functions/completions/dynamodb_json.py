@@ -1,0 +1,22 @@
+"""DynamoDB's typed JSON: pydantic models in, plain attributes out. A leaf that the table adapters share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from boto3.dynamodb.types import TypeDeserializer, TypeSerializer
+from pydantic import BaseModel
+
+
+def serialized(item: BaseModel, **keys: str) -> dict[str, Any]:
+    """``item`` and the key attributes in typed JSON; unset fields are left out."""
+    serializer = TypeSerializer()
+    plain = {**keys, **item.model_dump(mode="json", exclude_none=True)}
+    return {name: serializer.serialize(value) for name, value in plain.items()}
+
+
+def deserialized(item: Mapping[str, Any]) -> dict[str, Any]:
+    """The plain attributes of an item in typed JSON; numbers are ``Decimal``."""
+    deserializer = TypeDeserializer()
+    return {name: deserializer.deserialize(value) for name, value in item.items()}

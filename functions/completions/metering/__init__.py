@@ -1,0 +1,1 @@
+"""Claims and usage records in DynamoDB."""

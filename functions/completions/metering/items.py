@@ -1,0 +1,108 @@
+"""The shape of the usage table's items.
+
+``pk`` is ``REQ#<record id>``, ``sk`` is ``RECORD``. The index ``ByDay`` lists a day's records by time; the day is
+spread over ``DAY_SHARDS`` partitions by the record id, so that a busy day does not throttle its own writes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from datetime import date, datetime
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from completions.domain.metering import Outcome, Reservation, UsageRecord
+
+RECORD_SORT: Final = "RECORD"
+DAY_INDEX: Final = "ByDay"
+DAY_SHARDS: Final = 8
+
+
+class ReservedItem(BaseModel):
+    """A claim. ``expires_at`` is the table's TTL, in epoch seconds; ``claim_id`` tells this claim from a rival's."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    pk: str
+    sk: str = RECORD_SORT
+    state: Literal["RESERVED", "SETTLED"] = "RESERVED"
+    claim_id: str
+    day_shard: str
+    created_at: datetime
+    expires_at: int
+    request_id: str
+    key_id: str
+    owner: str
+    team: str | None = None
+    dialect: str
+    model: str
+    endpoint: str
+    streamed: bool
+
+
+class SettlementFields(BaseModel):
+    """What settling adds. Counts are tokens, times milliseconds."""
+
+    outcome: Outcome
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    estimated: bool
+    queue_ms: int
+    total_ms: int
+    attempts: int
+    first_token_ms: int | None = None
+    variant: str | None = None
+    error: str | None = None
+
+
+class RecordItem(ReservedItem, SettlementFields):
+    """A settled record, as reports read it."""
+
+
+def partition(record_id: str) -> str:
+    """The partition key of a request's record."""
+    return f"REQ#{record_id}"
+
+
+def day_shards(day: date) -> list[str]:
+    """All partitions of one UTC day in the ``ByDay`` index."""
+    return [f"{day.isoformat()}#{shard}" for shard in range(DAY_SHARDS)]
+
+
+def reserved_item(reservation: Reservation, claim_id: str, retention_days: int) -> ReservedItem:
+    """The claim's item."""
+    shard = zlib.crc32(reservation.record_id.encode()) % DAY_SHARDS
+    return ReservedItem(
+        pk=partition(reservation.record_id),
+        claim_id=claim_id,
+        day_shard=f"{reservation.created_at.date().isoformat()}#{shard}",
+        created_at=reservation.created_at,
+        expires_at=int(reservation.created_at.timestamp()) + retention_days * 86_400,
+        request_id=reservation.request_id,
+        key_id=reservation.principal.key_id,
+        owner=reservation.principal.owner,
+        team=reservation.principal.team,
+        dialect=reservation.dialect,
+        model=reservation.model,
+        endpoint=reservation.endpoint_name,
+        streamed=reservation.streamed,
+    )
+
+
+def settlement_fields(record: UsageRecord) -> SettlementFields:
+    """What settling ``record`` writes."""
+    return SettlementFields(
+        outcome=record.outcome,
+        prompt_tokens=record.usage.prompt_tokens,
+        completion_tokens=record.usage.completion_tokens,
+        cached_tokens=record.usage.cached_tokens,
+        estimated=record.usage.estimated,
+        queue_ms=record.timings.queue_ms,
+        first_token_ms=record.timings.first_token_ms,
+        total_ms=record.timings.total_ms,
+        attempts=record.attempts,
+        variant=record.variant,
+        error=record.error,
+    )

@@ -1,0 +1,131 @@
+"""Keys and models from the registry table: one batched read for a cold request, none for a warm one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from botocore.exceptions import BotoCoreError, ClientError
+from pydantic import ValidationError
+
+from completions.domain.catalog import ModelRoute
+from completions.domain.errors import BackendUnavailableError
+from completions.domain.metering import Principal
+from completions.domain.ports import Clock, Registry
+from completions.dynamodb_json import deserialized, serialized
+from completions.registry.items import KEY_SORT, MODEL_PARTITION, KeyItem, ModelItem, key_partition
+
+if TYPE_CHECKING:
+    from mypy_boto3_dynamodb import DynamoDBClient
+
+_Key = tuple[str, str]
+_T = TypeVar("_T")
+_MAX_CACHED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Cached:
+    item: Mapping[str, Any] | None
+    until: float
+
+
+class DynamoRegistry(Registry):
+    """``cache_seconds`` is also how long a revoked key or a changed model may still be served by a warm environment."""
+
+    def __init__(self, client: DynamoDBClient, table: str, clock: Clock, cache_seconds: float) -> None:
+        self._client = client
+        self._table = table
+        self._clock = clock
+        self._cache_seconds = cache_seconds
+        self._cache: dict[_Key, _Cached] = {}
+
+    def principal(self, secret_sha256: str, *, next_model: str | None = None) -> Principal | None:
+        key = (key_partition(secret_sha256), KEY_SORT)
+        self._load([key] if not next_model else [key, (MODEL_PARTITION, next_model)])
+        return _parsed(self._cache[key].item, lambda item: KeyItem.model_validate(item).to_principal())
+
+    def route(self, model: str) -> ModelRoute | None:
+        if not model:
+            return None
+        key = (MODEL_PARTITION, model)
+        self._load([key])
+        return _parsed(self._cache[key].item, lambda item: ModelItem.model_validate(item).to_route())
+
+    def routes(self) -> Sequence[ModelRoute]:
+        with _unreachable_as_unavailable():
+            pages = self._client.get_paginator("query").paginate(
+                TableName=self._table,
+                KeyConditionExpression="pk = :models",
+                ExpressionAttributeValues={":models": {"S": MODEL_PARTITION}},
+            )
+            items = [deserialized(item) for page in pages for item in page["Items"]]
+        models = (_parsed(item, lambda item: ModelItem.model_validate(item).to_route()) for item in items)
+        return sorted({route.model_id: route for route in models if route}.values(), key=lambda route: route.model_id)
+
+    def _load(self, keys: list[_Key]) -> None:
+        now = self._clock.monotonic()
+        missing = [key for key in keys if (cached := self._cache.get(key)) is None or cached.until <= now]
+        if not missing:
+            return
+        if len(self._cache) > _MAX_CACHED:  # wrong keys and model names are remembered too, but not without end
+            self._cache.clear()
+        found = self._read(missing)
+        for key in keys:
+            if key in missing or key not in self._cache:
+                self._cache[key] = _Cached(found.get(key), now + self._cache_seconds)
+
+    def _read(self, keys: list[_Key]) -> dict[_Key, dict[str, Any]]:
+        wanted: Any = {self._table: {"Keys": [{"pk": {"S": pk}, "sk": {"S": sk}} for pk, sk in keys]}}
+        found: dict[_Key, dict[str, Any]] = {}
+        with _unreachable_as_unavailable():
+            while wanted:
+                reply = self._client.batch_get_item(RequestItems=wanted)
+                for item in map(deserialized, reply["Responses"].get(self._table, [])):
+                    found[item["pk"], item["sk"]] = item
+                wanted = reply.get("UnprocessedKeys")
+        return found
+
+
+def put_model(client: DynamoDBClient, table: str, route: ModelRoute) -> None:
+    """Write one model under its id and each alias."""
+    item = ModelItem.from_route(route)
+    for name in (route.model_id, *route.aliases):
+        client.put_item(TableName=table, Item=serialized(item, pk=MODEL_PARTITION, sk=name))
+
+
+def put_key(client: DynamoDBClient, table: str, secret_sha256: str, principal: Principal) -> None:
+    """Write one API key by its digest."""
+    allowed = None if principal.allowed_models is None else sorted(principal.allowed_models)
+    item = KeyItem(
+        key_id=principal.key_id,
+        owner=principal.owner,
+        team=principal.team,
+        admin=principal.admin,
+        allowed_models=allowed,
+    )
+    client.put_item(TableName=table, Item=serialized(item, pk=key_partition(secret_sha256), sk=KEY_SORT))
+
+
+def _parsed(item: Mapping[str, Any] | None, parse: Callable[[Mapping[str, Any]], _T]) -> _T | None:
+    if item is None:
+        return None
+    try:
+        return parse(item)
+    except ValidationError as error:
+        fields = sorted({str(fault["loc"][0]) for fault in error.errors(include_input=False) if fault["loc"]})
+        raise BackendUnavailableError(
+            "The registry holds an entry that cannot be read.",
+            detail=f"registry item {item.get('sk')!r}: wrong {', '.join(fields)}",
+        ) from None
+
+
+@contextmanager
+def _unreachable_as_unavailable() -> Iterator[None]:
+    try:
+        yield
+    except (ClientError, BotoCoreError) as error:
+        raise BackendUnavailableError(
+            "The registry cannot be read right now.", retry_after=1, detail=type(error).__name__
+        ) from error

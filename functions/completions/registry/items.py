@@ -1,0 +1,89 @@
+"""The shape of the registry table's items, and their translation to and from the domain.
+
+One table, two kinds of item: ``KEY#<sha256>`` for an API key, and ``MODEL`` with the id or an alias as sort key, so
+that all models are one query. An alias is a copy of the whole item under the other name: one read finds either.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict
+
+from completions.domain.catalog import Capability, ModelPrice, ModelRoute, Parameter
+from completions.domain.metering import Principal
+
+MODEL_PARTITION: Final = "MODEL"
+KEY_SORT: Final = "KEY"
+
+
+class KeyItem(BaseModel):
+    """What the table keeps of an API key: never the key, only its digest in the partition key."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    key_id: str
+    owner: str
+    team: str | None = None
+    admin: bool = False
+    allowed_models: list[str] | None = None
+
+    def to_principal(self) -> Principal:
+        """The domain's view."""
+        allowed = None if self.allowed_models is None else frozenset(self.allowed_models)
+        return Principal(self.key_id, self.owner, self.team, self.admin, allowed)
+
+
+class PriceItem(BaseModel):
+    """Nano-dollars a token."""
+
+    version: str
+    input_nanos: int
+    cached_input_nanos: int
+    output_nanos: int
+
+
+class ModelItem(BaseModel):
+    """One model; the fields are those of ``ModelRoute``."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model_id: str
+    endpoint_name: str
+    family: str
+    context_length: int
+    created: int
+    owned_by: str = "organization"
+    family_version: str | None = None
+    aliases: list[str] = []
+    served_model: str | None = None
+    inference_component: str | None = None
+    target_variant: str | None = None
+    custom_attributes: str | None = None
+    document_start: str | None = None
+    fim_family: str | None = None
+    asynchronous: bool = False
+    price: PriceItem | None = None
+    fallbacks: list[str] = []
+    capabilities: dict[Parameter, Capability] = {}
+
+    def to_route(self) -> ModelRoute:
+        """The domain's view."""
+        fields: dict[str, Any] = {name: getattr(self, name) for name in type(self).model_fields}
+        fields["aliases"] = tuple(self.aliases)
+        fields["fallbacks"] = tuple(self.fallbacks)
+        fields["price"] = None if self.price is None else ModelPrice(**self.price.model_dump())
+        return ModelRoute(**fields)
+
+    @classmethod
+    def from_route(cls, route: ModelRoute) -> ModelItem:
+        """The table's view."""
+        fields: dict[str, Any] = {name: getattr(route, name) for name in cls.model_fields}
+        if route.price is not None:
+            fields["price"] = {name: getattr(route.price, name) for name in PriceItem.model_fields}
+        return cls.model_validate(fields)
+
+
+def key_partition(secret_sha256: str) -> str:
+    """The partition key of an API key's item."""
+    return f"KEY#{secret_sha256}"

@@ -1,0 +1,103 @@
+"""From streamed chunks to a whole answer: the tally every request keeps, the choices a buffered one returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from completions.domain.completion import (
+    Choice,
+    ChoiceDelta,
+    CompletionChunk,
+    CompletionRequest,
+    FinishReason,
+    Logprobs,
+    Usage,
+)
+from completions.domain.errors import TruncatedStreamError
+
+
+class Tally:
+    """Counts while chunks pass: what was used so far, and which choices are finished."""
+
+    def __init__(self, choice_count: int) -> None:
+        self._open = set(range(choice_count))
+        self._reported: Usage | None = None
+        self._deltas = 0
+
+    def add(self, chunk: CompletionChunk) -> None:
+        """Take note of one chunk."""
+        if chunk.usage is not None:
+            self._reported = chunk.usage
+        for delta in chunk.choices:
+            self._deltas += bool(delta.text)
+            if delta.finish_reason is not None:
+                self._open.discard(delta.index)
+
+    @property
+    def usage(self) -> Usage:
+        """The container's last count; without one, a delta is taken for a token and marked as an estimate."""
+        return self._reported or Usage(0, self._deltas, estimated=self._deltas > 0)
+
+    def require_finished(self) -> None:
+        """Raises ``TruncatedStreamError`` when a choice never got its finish reason."""
+        if self._open:
+            raise TruncatedStreamError("The model stopped before its answer was complete.")
+
+
+@dataclass(slots=True)
+class _Draft:
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    def add(self, delta: ChoiceDelta) -> None:
+        self.texts.append(delta.text)
+        if delta.logprobs is not None:
+            self.logprobs.append(delta.logprobs)
+        self.finish_reason = delta.finish_reason or self.finish_reason
+
+
+def collect_choices(chunks: Iterable[CompletionChunk]) -> tuple[Choice, ...]:
+    """Every choice, in index order. Raises ``TruncatedStreamError`` for one without a finish reason."""
+    drafts: dict[int, _Draft] = {}
+    for chunk in chunks:
+        for delta in chunk.choices:
+            drafts.setdefault(delta.index, _Draft()).add(delta)
+    return tuple(_choice(index, draft) for index, draft in sorted(drafts.items()))
+
+
+def best_choices(choices: tuple[Choice, ...], request: CompletionRequest) -> tuple[Choice, ...]:
+    """The ``n`` of each prompt's ``best_of`` candidates with the highest mean log-probability a token, renumbered.
+
+    The candidates must carry log-probabilities; they are dropped again unless the caller asked for some.
+    """
+    kept: list[Choice] = []
+    for start in range(0, len(choices), request.best_of):
+        candidates = choices[start : start + request.best_of]
+        kept += sorted(candidates, key=_mean_logprob, reverse=True)[: request.n]
+    return tuple(
+        replace(choice, index=index, logprobs=choice.logprobs if request.logprobs is not None else None)
+        for index, choice in enumerate(kept)
+    )
+
+
+def _mean_logprob(choice: Choice) -> float:
+    values = [] if choice.logprobs is None else [value for value in choice.logprobs.token_logprobs if value is not None]
+    return sum(values) / len(values) if values else float("-inf")
+
+
+def _choice(index: int, draft: _Draft) -> Choice:
+    if draft.finish_reason is None:
+        raise TruncatedStreamError("The model stopped before its answer was complete.")
+    logprobs = _joined(draft.logprobs) if draft.logprobs else None
+    return Choice(index, "".join(draft.texts), draft.finish_reason, logprobs)
+
+
+def _joined(parts: list[Logprobs]) -> Logprobs:
+    return Logprobs(
+        tokens=tuple(token for part in parts for token in part.tokens),
+        token_logprobs=tuple(value for part in parts for value in part.token_logprobs),
+        top_logprobs=tuple(top for part in parts for top in part.top_logprobs),
+        text_offset=tuple(offset for part in parts for offset in part.text_offset),
+    )

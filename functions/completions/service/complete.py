@@ -1,0 +1,224 @@
+"""The use case: resolve the model, check the parameters, claim, ask the backend, settle.
+
+The claim is settled whatever happens: success, refusal, failure, or a caller who hangs up. It is settled in the
+generator's own ``finally`` and not in a background task, which a cancelled response would skip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from completions.domain.catalog import Capability, ModelRoute, Parameter
+from completions.domain.completion import Completion, CompletionChunk, CompletionRequest, Usage
+from completions.domain.errors import (
+    BackendTimeoutError,
+    CompletionError,
+    InvalidRequestError,
+    MeteringError,
+    ModelNotFoundError,
+    RateLimitError,
+)
+from completions.domain.metering import Outcome, Principal, Reservation, Timings, UsageRecord
+from completions.domain.ports import Backend, Clock, Registry, UsageLedger
+from completions.observability import logger
+from completions.service.answer import Tally, best_choices, collect_choices
+from completions.service.infill import with_infill
+from completions.service.parameters import check_parameters
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """Who asks, through what, and until when. ``arrived`` and ``deadline`` are readings of ``Clock.monotonic``."""
+
+    request_id: str
+    principal: Principal
+    dialect: str
+    arrived: float
+    deadline: float | None = None
+
+
+class CompletionStream:
+    """An answer whose first chunk has arrived. Iterate it to the end or close it: either settles the claim.
+
+    ``usage`` is the running count, and the final one at the end.
+    """
+
+    def __init__(self, model: str, first: CompletionChunk, rest: Generator[CompletionChunk]) -> None:
+        self.model = model
+        self.usage = Usage(0, 0)
+        self._first: CompletionChunk | None = first
+        self._rest = rest
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> CompletionChunk:
+        chunk, self._first = self._first or next(self._rest), None
+        self.usage = chunk.usage or self.usage
+        return chunk
+
+    def close(self) -> None:
+        """Stop listening; what was generated so far is settled as aborted."""
+        self._rest.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class CompletionService:
+    """See the module. ``stream`` and ``complete`` raise any ``CompletionError``."""
+
+    def __init__(self, registry: Registry, backend: Backend, ledger: UsageLedger, clock: Clock) -> None:
+        self._registry = registry
+        self._backend = backend
+        self._ledger = ledger
+        self._clock = clock
+
+    def stream(self, request: CompletionRequest, context: CallContext) -> CompletionStream:
+        """Return once the first chunk is here, so that every earlier failure can still be a status."""
+        route, prepared = self._prepare(request, context.principal)
+        return self._open(prepared, route, context)
+
+    def complete(self, request: CompletionRequest, context: CallContext) -> Completion:
+        """The whole answer. Upstream is streamed all the same."""
+        route, prepared = self._prepare(request, context.principal)
+        ranked = (
+            request.best_of > request.n and self._backend.capabilities(route)[Parameter.BEST_OF] is Capability.EMULATED
+        )
+        if ranked:
+            prepared = replace(prepared, n=request.best_of, logprobs=request.logprobs or 0)
+        with self._open(prepared, route, context) as stream:
+            choices = collect_choices(stream)
+        return Completion(stream.model, best_choices(choices, request) if ranked else choices, stream.usage)
+
+    def _prepare(self, request: CompletionRequest, principal: Principal) -> tuple[ModelRoute, CompletionRequest]:
+        route = self._registry.route(request.model)
+        if route is None or not principal.may_use(route.model_id):
+            raise ModelNotFoundError(
+                f"The model '{request.model[:200]}' does not exist or this key has no access to it.",
+                param=request.param_names.get("model", "model"),
+                code="model_not_found",
+            )
+        check_parameters(request, route, self._backend.capabilities(route))
+        return route, with_infill(request, route)
+
+    def _open(self, request: CompletionRequest, route: ModelRoute, context: CallContext) -> CompletionStream:
+        deadline = _earliest(context, request)
+        chunks = self._run(request, route, context, deadline)
+        return CompletionStream(route.model_id, next(chunks), chunks)
+
+    def _run(
+        self, request: CompletionRequest, route: ModelRoute, context: CallContext, deadline: float | None
+    ) -> Generator[CompletionChunk]:
+        reservation = self._reservation(request, route, context)
+        self._ledger.reserve(reservation)
+        meter = _Meter(reservation, request.choice_count, context.arrived, self._clock)
+        try:
+            with self._backend.stream(request, route, context.request_id) as upstream:
+                meter.variant = upstream.variant
+                for chunk in upstream:
+                    meter.saw(chunk)
+                    yield chunk
+                    if deadline is not None and self._clock.monotonic() > deadline:
+                        raise BackendTimeoutError("The model did not finish in the time that was left.")
+            meter.tally.require_finished()
+            if meter.tally.usage.estimated:
+                yield CompletionChunk(usage=meter.tally.usage)
+            meter.outcome = Outcome.SUCCEEDED
+        except GeneratorExit:
+            meter.outcome = Outcome.ABORTED
+            raise
+        except CompletionError as error:
+            meter.fail(error)
+            raise
+        finally:
+            self._settle(meter.record())
+
+    def _reservation(self, request: CompletionRequest, route: ModelRoute, context: CallContext) -> Reservation:
+        return Reservation(
+            record_id=context.request_id,
+            request_id=context.request_id,
+            principal=context.principal,
+            dialect=context.dialect,
+            model=route.model_id,
+            endpoint_name=route.endpoint_name,
+            streamed=request.stream,
+            created_at=self._clock.now(),
+        )
+
+    def _settle(self, record: UsageRecord) -> None:
+        """The answer is already the caller's, so a table that cannot be written must not take it away: the counts go
+        to the log, whole, under an event name that can be searched and replayed."""
+        try:
+            self._ledger.settle(record)
+        except MeteringError as error:
+            logger.error(
+                "usage_record_unwritten",
+                record_id=record.reservation.record_id,
+                key_id=record.reservation.principal.key_id,
+                model=record.reservation.model,
+                outcome=record.outcome,
+                prompt_tokens=record.usage.prompt_tokens,
+                completion_tokens=record.usage.completion_tokens,
+                cached_tokens=record.usage.cached_tokens,
+                estimated=record.usage.estimated,
+                detail=error.detail,
+            )
+
+
+class _Meter:
+    """What one call came to so far."""
+
+    def __init__(self, reservation: Reservation, choice_count: int, arrived: float, clock: Clock) -> None:
+        self.tally = Tally(choice_count)
+        self.outcome = Outcome.FAILED
+        self.variant: str | None = None
+        self._reservation = reservation
+        self._arrived = arrived
+        self._clock = clock
+        self._dispatched = clock.monotonic()
+        self._first: float | None = None
+        self._error: str | None = None
+
+    def saw(self, chunk: CompletionChunk) -> None:
+        if self._first is None:
+            self._first = self._clock.monotonic()
+        self.tally.add(chunk)
+
+    def fail(self, error: CompletionError) -> None:
+        refused = self._first is None and isinstance(error, InvalidRequestError | RateLimitError)
+        self.outcome = Outcome.REFUSED if refused else Outcome.FAILED
+        self._error = type(error).__name__
+
+    def record(self) -> UsageRecord:
+        return UsageRecord(
+            reservation=self._reservation,
+            outcome=self.outcome,
+            usage=self.tally.usage,
+            timings=Timings(
+                queue_ms=self._since_arrival(self._dispatched),
+                first_token_ms=None if self._first is None else self._since_arrival(self._first),
+                total_ms=self._since_arrival(self._clock.monotonic()),
+            ),
+            attempts=1,
+            variant=self.variant,
+            error=self._error,
+        )
+
+    def _since_arrival(self, moment: float) -> int:
+        return round((moment - self._arrived) * 1000)
+
+
+def _earliest(context: CallContext, request: CompletionRequest) -> float | None:
+    limits = [] if context.deadline is None else [context.deadline]
+    if request.deadline_ms is not None:
+        limits.append(context.arrived + request.deadline_ms / 1000)
+    return min(limits, default=None)

@@ -1,0 +1,65 @@
+"""Which canonical parameters a request uses, and whether the model can carry each of them.
+
+Containers ignore what they do not know, so the check stands before any GPU work: honoured, emulated, or a 400 that
+names the parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from completions.domain.catalog import Capability, ModelRoute, Parameter
+from completions.domain.completion import CompletionRequest, SamplingParams
+from completions.domain.errors import UnsupportedParameterError
+
+_UNSET = SamplingParams()
+_SAMPLING = {
+    Parameter.TEMPERATURE: "temperature",
+    Parameter.TOP_P: "top_p",
+    Parameter.TOP_K: "top_k",
+    Parameter.MIN_P: "min_p",
+    Parameter.SEED: "seed",
+    Parameter.PRESENCE_PENALTY: "presence_penalty",
+    Parameter.FREQUENCY_PENALTY: "frequency_penalty",
+    Parameter.REPETITION_PENALTY: "repetition_penalty",
+    Parameter.LOGIT_BIAS: "logit_bias",
+    Parameter.MIN_TOKENS: "min_tokens",
+    Parameter.IGNORE_EOS: "ignore_eos",
+    Parameter.STOP_TOKEN_IDS: "stop_token_ids",
+}
+
+
+def used_parameters(request: CompletionRequest) -> frozenset[Parameter]:
+    """The parameters whose absence would change the answer."""
+    used = {
+        Parameter.TOKEN_PROMPT: any(not isinstance(prompt, str) for prompt in request.prompts),
+        Parameter.PROMPT_BATCH: len(request.prompts) > 1,
+        Parameter.SUFFIX: bool(request.suffix),
+        Parameter.ECHO: request.echo,
+        Parameter.LOGPROBS: request.logprobs is not None,
+        Parameter.N: request.n > 1,
+        Parameter.BEST_OF: request.best_of > request.n,
+        Parameter.STOP: bool(request.stop),
+        Parameter.INCLUDE_STOP: request.include_stop,
+        Parameter.SKIP_SPECIAL_TOKENS: not request.skip_special_tokens,
+        Parameter.SPACES_BETWEEN_SPECIAL_TOKENS: not request.spaces_between_special_tokens,
+        Parameter.ADD_SPECIAL_TOKENS: not request.add_special_tokens,
+        Parameter.CONSTRAINT: request.constraint is not None,
+        Parameter.BEAM: request.beam is not None,
+    }
+    sampling = {
+        parameter: getattr(request.sampling, name) != getattr(_UNSET, name) for parameter, name in _SAMPLING.items()
+    }
+    return frozenset(parameter for parameter, is_used in (used | sampling).items() if is_used)
+
+
+def check_parameters(
+    request: CompletionRequest, route: ModelRoute, capabilities: Mapping[Parameter, Capability]
+) -> None:
+    """Raises ``UnsupportedParameterError`` for the first parameter, by name, that the model cannot carry."""
+    for parameter in sorted(used_parameters(request)):
+        if capabilities[parameter] is Capability.REFUSED:
+            name = request.param_names.get(parameter, str(parameter))
+            raise UnsupportedParameterError(
+                f"The model '{route.model_id}' does not support '{name}'.", param=name, code="unsupported_parameter"
+            )

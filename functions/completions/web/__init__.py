@@ -1,0 +1,1 @@
+"""HTTP glue, blind to dialects and containers."""

@@ -1,0 +1,50 @@
+"""What the platform tells about a request beside the request: its id, and how long the function may still run.
+
+Buffered form: Mangum puts API Gateway's event and Lambda's context into the ASGI scope. Streamed form: Lambda Web
+Adapter sends both as headers, and overwrites any copy the client sent. Neither (a bare ASGI server): a fresh id.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from completions.domain.ports import Clock
+
+REQUEST_CONTEXT_HEADER: Final = "x-amzn-request-context"
+LAMBDA_CONTEXT_HEADER: Final = "x-amzn-lambda-context"
+SETTLE_SECONDS: Final = 1.5
+"""Kept back from the function's time, so that a request that runs out of it can still be answered and settled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """``at`` and ``deadline`` are readings of ``Clock.monotonic``."""
+
+    request_id: str
+    at: float
+    deadline: float | None
+
+
+def arrival(scope: Mapping[str, Any], headers: Mapping[str, str], clock: Clock) -> Arrival:
+    """Read the platform's facts from either form."""
+    at = clock.monotonic()
+    if "aws.event" in scope:
+        event, context = scope["aws.event"], scope["aws.context"]
+        remaining = context.get_remaining_time_in_millis() / 1000
+        request_id = event.get("requestContext", {}).get("requestId") or context.aws_request_id
+    else:
+        request = _object(headers.get(REQUEST_CONTEXT_HEADER))
+        lambda_context = _object(headers.get(LAMBDA_CONTEXT_HEADER))
+        deadline_ms = lambda_context.get("deadline")
+        remaining = None if deadline_ms is None else deadline_ms / 1000 - clock.now().timestamp()
+        request_id = request.get("requestId") or lambda_context.get("request_id") or str(uuid.uuid4())
+    return Arrival(str(request_id), at, None if remaining is None else at + remaining - SETTLE_SECONDS)
+
+
+def _object(text: str | None) -> Mapping[str, Any]:
+    value = json.loads(text) if text else {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,1 @@
+"""Operator and developer commands of the completions gateway."""

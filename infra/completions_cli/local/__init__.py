@@ -1,0 +1,1 @@
+"""The local stack: stand-ins for API Gateway, the SageMaker runtime and a model container."""

@@ -1,0 +1,126 @@
+"""The whole service on this machine, started in order and stopped in reverse."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from completions.bootstrap import build_dynamodb_client
+from completions.domain.catalog import Capability, ModelRoute, Parameter
+from completions_cli.local.gateway import Gateway
+from completions_cli.local.gguf import serving_gguf
+from completions_cli.local.model_container import create_model_container
+from completions_cli.local.ngram import NGramModel, standard_library
+from completions_cli.local.sagemaker_runtime import SageMakerRuntime
+from completions_cli.local.server import bind, serving
+from completions_cli.local.tables import LOCAL_KEY, create_tables, moto_dynamodb, seed_registry
+from completions_cli.local.template import read_gateway
+
+REGISTRY_TABLE: Final = "RegistryTable"
+USAGE_TABLE: Final = "UsageTable"
+_EMBEDDED_CREATED: Final = 1_764_547_200  # any fixed moment will do; the model has no training date
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """``upstream`` is the base URL of an OpenAI-compatible server that answers in place of the embedded model;
+    ``gguf`` a model file for llama.cpp. ``tokens_per_second`` paces the embedded model, 0 is as fast as it can."""
+
+    port: int = 8080
+    template: Path = Path("template.yaml")
+    response_mode: str = "streamed"
+    tokens_per_second: float = 0
+    dynamodb_url: str | None = None
+    upstream: str | None = None
+    upstream_model: str | None = None
+    gguf: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LocalStack:
+    """A running stack. ``environment`` is what its functions run under."""
+
+    base_url: str
+    models: tuple[str, ...]
+    sagemaker: SageMakerRuntime
+    environment: Mapping[str, str]
+    key: str = field(default=LOCAL_KEY, repr=False)
+
+
+@contextmanager
+def running_stack(options: StackOptions) -> Iterator[LocalStack]:
+    """Start everything; the gateway answers when this yields.
+
+    Raises ``PortTakenError``, ``TemplateError`` or ``LlamaMissingError``, and leaves nothing running. The functions
+    read their environment from this process, which therefore runs one stack.
+    """
+    with ExitStack() as cleanup:
+        listener = bind(options.port)
+        cleanup.callback(listener.close)
+        template = read_gateway(options.template, {"ResponseMode": options.response_mode})
+        container = cleanup.enter_context(_container(options))
+        routes = _routes(options)
+        sagemaker = cleanup.enter_context(SageMakerRuntime({route.endpoint_name: container for route in routes}))
+        dynamodb_url = options.dynamodb_url or cleanup.enter_context(moto_dynamodb())
+        environment = _environment(sagemaker.url, dynamodb_url)
+        os.environ.update(environment)
+        client = build_dynamodb_client()
+        create_tables(client, options.template.parent / "infra" / "tables.yaml")
+        seed_registry(client, REGISTRY_TABLE, routes)
+        gateway = Gateway(template)
+        cleanup.callback(gateway.close)
+        base_url = cleanup.enter_context(serving(gateway, listener))
+        yield LocalStack(base_url, tuple(route.model_id for route in routes), sagemaker, environment)
+
+
+def _environment(sagemaker_url: str, dynamodb_url: str) -> dict[str, str]:
+    return {
+        "AWS_ACCESS_KEY_ID": "local",
+        "AWS_SECRET_ACCESS_KEY": "local",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL_DYNAMODB": dynamodb_url,
+        "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": sagemaker_url,
+        "REGISTRY_TABLE": REGISTRY_TABLE,
+        "USAGE_TABLE": USAGE_TABLE,
+    }
+
+
+@contextmanager
+def _container(options: StackOptions) -> Iterator[str]:
+    """Where SageMaker's requests end up: the embedded model's ``/invocations``, or another server's completions."""
+    if options.upstream is not None:
+        yield options.upstream.rstrip("/").removesuffix("/v1") + "/v1/completions"
+    elif options.gguf is not None:
+        with serving_gguf(options.gguf) as url:
+            yield url + "/v1/completions"
+    else:
+        app = create_model_container(
+            NGramModel.train(standard_library()),
+            served_model="/opt/ml/model",
+            tokens_per_second=options.tokens_per_second,
+        )
+        with serving(app, bind(0)) as url:
+            yield url + "/invocations"
+
+
+def _routes(options: StackOptions) -> tuple[ModelRoute, ...]:
+    demo = ModelRoute(
+        model_id="demo",
+        endpoint_name="demo",
+        family="vllm",
+        context_length=8192,
+        created=_EMBEDDED_CREATED,
+        owned_by="local",
+    )
+    if options.upstream is not None:
+        return (replace(demo, served_model=options.upstream_model),)
+    if options.gguf is not None:
+        # llama.cpp lays log-probabilities out in another way, and has no echo
+        refused = dict.fromkeys((Parameter.LOGPROBS, Parameter.BEST_OF, Parameter.ECHO), Capability.REFUSED)
+        return (replace(demo, capabilities=refused),)
+    embedded = replace(demo, owned_by="local stand-in for a GPU", fim_family="qwen", document_start="<|endoftext|>")
+    return embedded, replace(embedded, model_id="demo-vllm", endpoint_name="demo-vllm")

@@ -1,0 +1,64 @@
+"""DynamoDB for the local stack: moto's server in this process, tables as ``infra/tables.yaml`` declares them, and the
+key and models a newcomer starts with."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from moto.server import ThreadedMotoServer
+
+from completions.domain.catalog import ModelRoute
+from completions.domain.metering import Principal
+from completions.registry.dynamodb import put_key, put_model
+from completions.web.auth import secret_digest
+from completions_cli.local.template import load_template
+
+if TYPE_CHECKING:
+    from mypy_boto3_dynamodb import DynamoDBClient
+
+LOCAL_KEY: Final = "sk-local"
+_CREATE_TABLE_PROPERTIES: Final = (
+    "BillingMode",
+    "AttributeDefinitions",
+    "KeySchema",
+    "GlobalSecondaryIndexes",
+)
+
+
+@contextmanager
+def moto_dynamodb() -> Iterator[str]:
+    """moto's server on a free loopback port; its URL."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
+
+
+def create_tables(client: DynamoDBClient, declaration: Path) -> None:
+    """Create each declared table, named by its logical id, unless it is there already."""
+    present = set(client.list_tables()["TableNames"])
+    for name, resource in load_template(declaration)["Resources"].items():
+        if resource["Type"] != "AWS::DynamoDB::Table" or name in present:
+            continue
+        properties = resource["Properties"]
+        arguments: Any = {key: properties[key] for key in _CREATE_TABLE_PROPERTIES if key in properties}
+        if "StreamSpecification" in properties:
+            arguments["StreamSpecification"] = {"StreamEnabled": True, **properties["StreamSpecification"]}
+        client.create_table(TableName=name, **arguments)
+        client.get_waiter("table_exists").wait(TableName=name, WaiterConfig={"Delay": 1, "MaxAttempts": 30})
+
+
+def seed_registry(client: DynamoDBClient, table: str, routes: Sequence[ModelRoute]) -> None:
+    """The local key, and ``routes``."""
+    principal = Principal(key_id="local", owner="local", admin=True)
+    put_key(client, table, secret_digest(LOCAL_KEY), principal)
+    for route in routes:
+        put_model(client, table, route)
