@@ -31,12 +31,13 @@ class RecordDecoder:
         if b"\n" not in part:
             self._hold(part)
             return []
-        head, *lines = part.split(b"\n")
-        self._hold(head)
-        lines.insert(0, bytes(self._pending))
-        self._pending.clear()
-        self._hold(lines.pop())
-        return [record for line in lines if (record := _record(line)) is not None]
+        *lines, rest = part.split(b"\n")
+        found = []
+        for line in lines:
+            self._hold(line)
+            found += self.flush()
+        self._hold(rest)
+        return found
 
     def flush(self) -> list[bytes]:
         """The record in an unterminated last line, if there is one; some containers omit the final line end."""

@@ -91,15 +91,13 @@ def _from_response(response: Mapping[str, Any], codec: Codec) -> CompletionError
     if code == "ModelError":
         status = int(response.get("OriginalStatusCode") or 0)
         original = str(response.get("OriginalMessage") or "")
-        if status == 0 or "timed out" in message:
+        if status == 0 or (status >= 500 and "timed out" in message):
             return _error(_TIMED_OUT, code)
         return codec.decode_error(status, original)
     if response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 413:
         return RequestTooLargeError("The request is larger than the model's endpoint accepts.", detail=code)
     if "no capacity" in message:
         return _error(_NO_CAPACITY, code)
-    if "ModelInvocationTimeExceeded" in message:
-        return _error(_TIMED_OUT, code)
     return _error(_BY_CODE.get(code, _Row(BackendError, _FAILED)), code)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from completions.backends.codec import Codec, Invocation, StreamDecoder
 from completions.backends.payload_stream import DONE
@@ -57,6 +57,8 @@ _SMALLEST_TOP_P: Final = 1e-6
 
 
 class _WireLogprobs(BaseModel):
+    model_config = ConfigDict(allow_inf_nan=False)  # vLLM writes -9999.0 for minus infinity
+
     tokens: tuple[str, ...] = ()
     token_logprobs: tuple[float | None, ...] = ()
     top_logprobs: tuple[dict[str, float] | None, ...] | None = None
@@ -242,6 +244,8 @@ def _delta(choice: _WireChoice) -> ChoiceDelta:
     if wire is None or not wire.tokens:
         return ChoiceDelta(choice.index, choice.text, None, finish_reason)
     top = wire.top_logprobs or (None,) * len(wire.tokens)
+    if not len(wire.tokens) == len(wire.token_logprobs) == len(top) == len(wire.text_offset):
+        raise BackendError("The model's answer could not be read.", detail="log-probability arrays of unequal length")
     return ChoiceDelta(
         choice.index, choice.text, Logprobs(wire.tokens, wire.token_logprobs, top, wire.text_offset), finish_reason
     )

@@ -120,9 +120,9 @@ class OpenAIDialect(Dialect, ModelListing):
         status, body = _error_object(error)
         headers: dict[str, str] = {}
         if error.retry_after is not None:
-            headers["retry-after"] = f"{error.retry_after:g}"
+            headers["retry-after"] = f"{error.retry_after:.3f}".rstrip("0").rstrip(".")
             headers["retry-after-ms"] = str(round(error.retry_after * 1000))
-        if isinstance(error, QuotaExceededError):
+        if isinstance(error, QuotaExceededError | DuplicateRequestError):
             headers["x-should-retry"] = "false"
         return _reply(status, {"error": body}, headers)
 

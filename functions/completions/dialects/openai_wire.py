@@ -13,11 +13,14 @@ from pydantic_core import ErrorDetails
 from completions.domain.errors import InvalidRequestError
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+_MOST_NAMED: Final = 16
 _PROMPT_FORMS: Final = "a string, an array of strings, an array of token ids, or an array of arrays of token ids"
 
 _TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-_Tokens = Annotated[list[_TokenId], Field(min_length=1)]
-_PromptValue = str | Annotated[list[str], Field(min_length=1)] | _Tokens | Annotated[list[_Tokens], Field(min_length=1)]
+# fail_fast: one fault of a long array is enough; a report of each would outgrow the body a thousandfold
+_Filled = Field(min_length=1, fail_fast=True)
+_Tokens = Annotated[list[_TokenId], _Filled]
+_PromptValue = str | Annotated[list[str], _Filled] | _Tokens | Annotated[list[_Tokens], _Filled]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _StopText = Annotated[str, Field(min_length=1)]
 
@@ -72,7 +75,7 @@ def _invalid(faults: list[ErrorDetails]) -> InvalidRequestError:
     unknown = [str(fault["loc"][0]) for fault in faults if _is_unknown_field(fault)]
     if unknown:
         argument = "argument" if len(unknown) == 1 else "arguments"
-        names = ", ".join(name[:64] for name in unknown)
+        names = ", ".join(name[:64] for name in unknown[:_MOST_NAMED])
         return InvalidRequestError(f"Unrecognized request {argument} supplied: {names}")
     first = faults[0]
     if not first["loc"]:

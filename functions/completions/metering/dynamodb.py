@@ -53,7 +53,8 @@ class DynamoUsageLedger(UsageLedger):
                 if _old_item(error).get("claim_id") == {"S": claim_id}:
                     return
                 raise DuplicateRequestError(
-                    "A request with this id was already received, and is not answered twice; send it under a new id.", code="duplicate_request"
+                    "A request with this id was already received, and is not answered twice; send it under a new id.",
+                    code="duplicate_request",
                 ) from error
             raise _metering_error(error) from error
         except BotoCoreError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from completions.domain.completion import (
     Choice,
@@ -12,24 +14,28 @@ from completions.domain.completion import (
     CompletionRequest,
     FinishReason,
     Logprobs,
+    Prompt,
     Usage,
 )
-from completions.domain.errors import TruncatedStreamError
+from completions.domain.errors import BackendError, TruncatedStreamError
 
 
 class Tally:
     """Counts while chunks pass: what was used so far, and which choices are finished."""
 
     def __init__(self, choice_count: int) -> None:
+        self._choice_count = choice_count
         self._open = set(range(choice_count))
         self._reported: Usage | None = None
         self._deltas = 0
 
     def add(self, chunk: CompletionChunk) -> None:
-        """Take note of one chunk."""
+        """Take note of one chunk. Raises ``BackendError`` for a choice that was never asked for."""
         if chunk.usage is not None:
             self._reported = chunk.usage
         for delta in chunk.choices:
+            if not 0 <= delta.index < self._choice_count:
+                raise BackendError("The model's answer could not be read.", detail=f"choice index {delta.index}")
             self._deltas += bool(delta.text)
             if delta.finish_reason is not None:
                 self._open.discard(delta.index)
@@ -39,9 +45,14 @@ class Tally:
         """The container's last count; without one, a delta is taken for a token and marked as an estimate."""
         return self._reported or Usage(0, self._deltas, estimated=self._deltas > 0)
 
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has its finish reason."""
+        return not self._open
+
     def require_finished(self) -> None:
         """Raises ``TruncatedStreamError`` when a choice never got its finish reason."""
-        if self._open:
+        if not self.finished:
             raise TruncatedStreamError("The model stopped before its answer was complete.")
 
 
@@ -74,16 +85,21 @@ def best_choices(choices: tuple[Choice, ...], request: CompletionRequest) -> tup
     """
     kept: list[Choice] = []
     for start in range(0, len(choices), request.best_of):
+        prompt = request.prompts[start // request.best_of] if request.echo else ""
         candidates = choices[start : start + request.best_of]
-        kept += sorted(candidates, key=_mean_logprob, reverse=True)[: request.n]
+        kept += sorted(candidates, key=partial(_mean_logprob, echoed=prompt), reverse=True)[: request.n]
     return tuple(
         replace(choice, index=index, logprobs=choice.logprobs if request.logprobs is not None else None)
         for index, choice in enumerate(kept)
     )
 
 
-def _mean_logprob(choice: Choice) -> float:
-    values = [] if choice.logprobs is None else [value for value in choice.logprobs.token_logprobs if value is not None]
+def _mean_logprob(choice: Choice, echoed: Prompt) -> float:
+    """Over the generated tokens alone: the echoed prompt is the same for every candidate, but not its share."""
+    if choice.logprobs is None:
+        return float("-inf")
+    first = bisect_left(choice.logprobs.text_offset, len(echoed)) if isinstance(echoed, str) else len(echoed)
+    values = [value for value in choice.logprobs.token_logprobs[first:] if value is not None]
     return sum(values) / len(values) if values else float("-inf")
 
 

@@ -83,7 +83,12 @@ class CompletionService:
         self._clock = clock
 
     def stream(self, request: CompletionRequest, context: CallContext) -> CompletionStream:
-        """Return once the first chunk is here, so that every earlier failure can still be a status."""
+        """Return once the first chunk is here, so that every earlier failure can still be a status.
+
+        Candidates are ranked when all are whole, so a ``best_of`` above ``n`` cannot be streamed.
+        """
+        if request.best_of > request.n:
+            raise InvalidRequestError("Results of 'best_of' greater than 'n' cannot be streamed.", param="best_of")
         route, prepared = self._prepare(request, context.principal)
         return self._open(prepared, route, context)
 
@@ -126,15 +131,17 @@ class CompletionService:
                 meter.variant = upstream.variant
                 for chunk in upstream:
                     meter.saw(chunk)
-                    yield chunk
-                    if deadline is not None and self._clock.monotonic() > deadline:
+                    late = deadline is not None and self._clock.monotonic() > deadline
+                    if late and not meter.tally.finished:
                         raise BackendTimeoutError("The model did not finish in the time that was left.")
+                    yield chunk
             meter.tally.require_finished()
+            meter.outcome = Outcome.SUCCEEDED
             if meter.tally.usage.estimated:
                 yield CompletionChunk(usage=meter.tally.usage)
-            meter.outcome = Outcome.SUCCEEDED
         except GeneratorExit:
-            meter.outcome = Outcome.ABORTED
+            if not meter.tally.finished:
+                meter.outcome = Outcome.ABORTED
             raise
         except CompletionError as error:
             meter.fail(error)

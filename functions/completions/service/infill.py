@@ -26,10 +26,13 @@ class InfillTemplate:
         return self.template.format(prefix=prefix, suffix=suffix)
 
 
-_QWEN: Final = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>")
+_QWEN: Final = (
+    *("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"),
+    *("<|im_start|>", "<|im_end|>", "<|endoftext|>"),
+)
 
 TEMPLATES: Final = {
-    "qwen": InfillTemplate("<|fim_prefix|>{prefix}<|fim_suffix|>{suffix}<|fim_middle|>", (*_QWEN, "<|endoftext|>")),
+    "qwen": InfillTemplate("<|fim_prefix|>{prefix}<|fim_suffix|>{suffix}<|fim_middle|>", _QWEN),
     "starcoder": InfillTemplate(
         "<fim_prefix>{prefix}<fim_suffix>{suffix}<fim_middle>",
         ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<file_sep>", "<|endoftext|>"),

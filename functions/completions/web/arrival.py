@@ -39,12 +39,17 @@ def arrival(scope: Mapping[str, Any], headers: Mapping[str, str], clock: Clock) 
     else:
         request = _object(headers.get(REQUEST_CONTEXT_HEADER))
         lambda_context = _object(headers.get(LAMBDA_CONTEXT_HEADER))
-        deadline_ms = lambda_context.get("deadline")
-        remaining = None if deadline_ms is None else deadline_ms / 1000 - clock.now().timestamp()
+        remaining = None
+        if isinstance(deadline_ms := lambda_context.get("deadline"), int | float):
+            remaining = deadline_ms / 1000 - clock.now().timestamp()
         request_id = request.get("requestId") or lambda_context.get("request_id") or str(uuid.uuid4())
     return Arrival(str(request_id), at, None if remaining is None else at + remaining - SETTLE_SECONDS)
 
 
 def _object(text: str | None) -> Mapping[str, Any]:
-    value = json.loads(text) if text else {}
+    """A header's JSON object. Anything else was not written by the adapter, and says nothing."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        return {}
     return value if isinstance(value, dict) else {}

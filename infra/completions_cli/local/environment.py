@@ -15,14 +15,15 @@ _CONTAINER_HOST: Final = "host.docker.internal"
 
 
 def write_environment(environment: Mapping[str, str]) -> None:
-    """``env.json`` as it stands; ``sam-env.json`` for ``--env-vars``, with this machine's name inside a container."""
+    """``env.json`` as it stands, and ``sam-env.json`` for ``sam local invoke --env-vars``."""
     FOLDER.mkdir(exist_ok=True)
     ENVIRONMENT_FILE.write_text(json.dumps(environment, indent=2) + "\n")
-    inside = {
-        name: value.replace("127.0.0.1", _CONTAINER_HOST).replace("localhost", _CONTAINER_HOST)
-        for name, value in environment.items()
-    }
-    SAM_ENV_VARS_FILE.write_text(json.dumps({"Parameters": inside}, indent=2) + "\n")
+    SAM_ENV_VARS_FILE.write_text(json.dumps(sam_env_vars(environment), indent=2) + "\n")
+
+
+def sam_env_vars(environment: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """The environment for every function in a container, where this machine has another name."""
+    return {"Parameters": {name: value.replace("127.0.0.1", _CONTAINER_HOST) for name, value in environment.items()}}
 
 
 def remove_environment() -> None:

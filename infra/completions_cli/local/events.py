@@ -121,5 +121,7 @@ def proxy_reply(result: Mapping[str, Any]) -> HttpReply:
         headers = [(known, value) for known, value in headers if known.lower() != name.lower()]
         headers += [(name, str(value)) for value in values]
     text = result.get("body") or ""
-    body = base64.b64decode(text) if result.get("isBase64Encoded") else str(text).encode()
+    if not isinstance(text, str):
+        raise TypeError(f"body is {type(text).__name__}, not a string")
+    body = base64.b64decode(text) if result.get("isBase64Encoded") else text.encode()
     return HttpReply(int(result["statusCode"]), headers, body)

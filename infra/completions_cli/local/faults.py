@@ -25,8 +25,8 @@ class Fault(BaseModel):
     """How one call, or ``calls`` of them, misbehaves; ``None`` calls means every one from here on.
 
     ``split_every`` cuts the container's bytes into parts of that many; ``delay_ms`` waits before each part.
-    ``exception_after`` and ``cut_after`` end the stream after so many bytes of the container's answer: with an
-    exception frame, or by closing the connection.
+    ``end_after``, ``exception_after`` and ``cut_after`` end the stream after so many bytes of the container's answer:
+    in good order but incomplete, with an exception frame, or by closing the connection.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -38,6 +38,13 @@ class Fault(BaseModel):
     exception_after: int | None = Field(default=None, ge=0)
     exception_code: Literal["ModelInvocationTimeExceeded", "StreamBroken"] = "StreamBroken"
     cut_after: int | None = Field(default=None, ge=0)
+    end_after: int | None = Field(default=None, ge=0)
+
+    @property
+    def kept_bytes(self) -> int | None:
+        """How much of the container's answer gets through; ``None`` for all."""
+        limits = (self.end_after, self.exception_after, self.cut_after)
+        return min((limit for limit in limits if limit is not None), default=None)
 
 
 class FaultScript:

@@ -7,12 +7,13 @@ function's ASGI app is served in place, with the two headers that Lambda Web Ada
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
+import pkgutil
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Final
 
 from starlette.types import Message, Receive, Scope, Send
@@ -25,12 +26,11 @@ from completions_cli.local.events import (
     proxy_reply,
     request_context,
 )
-from completions_cli.local.template import GatewayReply, GatewayTemplate, Route
+from completions_cli.local.template import Function, GatewayReply, GatewayTemplate, Route
 
 MAX_GATEWAY_BYTES: Final = 10 * 1024 * 1024
 MAX_LAMBDA_BYTES: Final = 6 * 1024 * 1024
-BUFFERED_SECONDS: Final = 29
-STREAMED_SECONDS: Final = 600
+MAX_BUFFERED_SECONDS: Final = 29
 
 Handler = Callable[[Mapping[str, Any], LambdaContext], Mapping[str, Any]]
 
@@ -39,13 +39,13 @@ class Gateway:
     """An ASGI app. ``close`` ends its worker threads."""
 
     def __init__(self, template: GatewayTemplate, workers: int = 16) -> None:
-        self._routes = [(_pattern(route.path), route, _target(route)) for route in template.routes]
+        with _thread_event_loop():
+            self._routes = [
+                (_pattern(route.path), route, pkgutil.resolve_name(route.entry_point)) for route in template.routes
+            ]
         self._routes.sort(key=lambda entry: "{" in entry[1].path)  # a literal path wins over a parameter
         self._replies = template.replies
-        # Mangum looks for the thread's event loop, which a Lambda environment's main thread has
-        self._executor = ThreadPoolExecutor(
-            workers, "lambda", initializer=lambda: asyncio.set_event_loop(asyncio.new_event_loop())
-        )
+        self._executor = ThreadPoolExecutor(workers, "lambda")
 
     def close(self) -> None:
         """Wait for the calls in progress."""
@@ -85,10 +85,11 @@ class Gateway:
         return None
 
     async def _invoke(self, route: Route, handler: Handler, request: HttpRequest, scope: Scope, send: Send) -> None:
-        context = LambdaContext(route.function, BUFFERED_SECONDS)
-        call = asyncio.get_running_loop().run_in_executor(self._executor, handler, proxy_event(request), context)
+        context = LambdaContext(route.function.name, route.function.timeout)
+        loop = asyncio.get_running_loop()
+        call = loop.run_in_executor(self._executor, _call, handler, proxy_event(request), context)
         try:
-            reply = proxy_reply(await asyncio.wait_for(call, BUFFERED_SECONDS))
+            reply = proxy_reply(await asyncio.wait_for(call, MAX_BUFFERED_SECONDS))
         except TimeoutError:
             await self._own_reply(scope, send, "INTEGRATION_TIMEOUT", 504, "Endpoint request timed out")
         except Exception:  # noqa: BLE001 - whatever a function raises, or returns askew, is a 502 to the client
@@ -113,11 +114,27 @@ class Gateway:
         await _send(HttpReply(reply.status or status, headers, text.encode()), send)
 
 
-def _adapted(scope: Scope, function: str, request: HttpRequest) -> Scope:
+def _call(handler: Handler, event: Mapping[str, Any], context: LambdaContext) -> Mapping[str, Any]:
+    with _thread_event_loop():
+        return handler(event, context)
+
+
+@contextmanager
+def _thread_event_loop() -> Iterator[None]:
+    """Mangum looks for its thread's event loop, which the main thread of a Lambda environment has."""
+    with asyncio.Runner() as runner:
+        asyncio.set_event_loop(runner.get_loop())
+        try:
+            yield
+        finally:
+            asyncio.set_event_loop(None)
+
+
+def _adapted(scope: Scope, function: Function, request: HttpRequest) -> Scope:
     """``scope`` with the headers of Lambda Web Adapter, which overwrite a client's own."""
     added = {
         b"x-amzn-request-context": json.dumps(request_context(request)).encode(),
-        b"x-amzn-lambda-context": LambdaContext(function, STREAMED_SECONDS).to_header().encode(),
+        b"x-amzn-lambda-context": LambdaContext(function.name, function.timeout).to_header().encode(),
     }
     headers = [(name, value) for name, value in scope["headers"] if name not in added]
     return {**scope, "headers": [*headers, *added.items()], "state": {}}
@@ -164,9 +181,3 @@ def _pattern(path: str) -> re.Pattern[str]:
     """API Gateway's path as a regular expression: ``{name}`` is one segment, ``{name+}`` the rest."""
     expression = re.sub(r"\\{(\w+)\\\+\\}", r"(?P<\1>.+)", re.escape(path))
     return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", expression))
-
-
-def _target(route: Route) -> Any:
-    """What the route calls: a streamed function's ``APP_MODULE``, a buffered one's handler."""
-    module, _, name = route.variables["APP_MODULE"].partition(":") if route.streamed else route.handler.rpartition(".")
-    return getattr(importlib.import_module(module), name)

@@ -201,8 +201,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _model_error(self, status: int, message: str) -> None:
         """The container's own failure, wrapped as SageMaker wraps it."""
+        side = "client" if status < 500 else "server"
         fields = {
-            "Message": f"Received server error ({status}) from primary with message",
+            "Message": f'Received {side} error ({status}) from primary with message "{message[:1024]}".',
             "OriginalStatusCode": status,
             "OriginalMessage": message[:2048],
             "LogStreamArn": "arn:aws:logs:us-east-1:123456789012:log-group:/aws/sagemaker/Endpoints/local",
@@ -228,7 +229,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _parts(reply: urllib3.BaseHTTPResponse, fault: Fault) -> Iterator[bytes]:
     """The container's bytes as they come, cut where the fault says, ended where it says."""
-    limit = fault.cut_after if fault.cut_after is not None else fault.exception_after
+    limit = fault.kept_bytes
     sent = 0
     for data in reply.stream(65536, decode_content=True):
         kept = data if limit is None else data[: limit - sent]

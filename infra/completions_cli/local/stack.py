@@ -69,6 +69,7 @@ def running_stack(options: StackOptions) -> Iterator[LocalStack]:
         environment = _environment(sagemaker.url, dynamodb_url)
         os.environ.update(environment)
         client = build_dynamodb_client()
+        cleanup.callback(client.close)
         create_tables(client, options.template.parent / "infra" / "tables.yaml")
         seed_registry(client, REGISTRY_TABLE, routes)
         gateway = Gateway(template)

@@ -6,12 +6,16 @@ they are, for they name resources that exist on AWS alone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
+
+LAMBDA_DEFAULT_SECONDS: Final = 3
+_FUNCTION_ARN: Final = re.compile(r"functions/\$\{(\w+)\.Arn\}/")
 
 
 class TemplateError(Exception):
@@ -19,15 +23,30 @@ class TemplateError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """One API event of a function. ``path`` is API Gateway's: ``{name}`` and ``{name+}`` are parameters."""
+class Function:
+    """One Lambda function. ``timeout`` is seconds; ``variables`` are those with a plain value."""
 
-    function: str
+    name: str
+    handler: str
+    timeout: int
+    variables: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method of the API. ``path`` is API Gateway's: ``{name}`` and ``{name+}`` are parameters."""
+
     method: str
     path: str
-    handler: str
+    function: Function
     streamed: bool
-    variables: Mapping[str, str]
+
+    @property
+    def entry_point(self) -> str:
+        """``module:name`` of what is called: a streamed function's ASGI app, a buffered one's handler."""
+        return (
+            self.function.variables["APP_MODULE"] if self.streamed else ":".join(self.function.handler.rsplit(".", 1))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,36 +97,76 @@ def load_template(path: Path) -> dict[str, Any]:
 
 
 def read_gateway(path: Path, parameters: Mapping[str, str]) -> GatewayTemplate:
-    """The routes of every function whose condition holds under ``parameters``. Raises ``TemplateError``."""
+    """The routes as they are under ``parameters``: those of the API's definition, then the functions' own events.
+
+    Raises ``TemplateError``.
+    """
     tree = load_template(path)
     resolver = _Resolver(tree, parameters)
+    present = {
+        name: (resource["Type"], resolver.resolve(resource.get("Properties", {})))
+        for name, resource in tree["Resources"].items()
+        if resolver.holds(resource.get("Condition"))
+    }
+    shared = resolver.resolve(tree.get("Globals", {}).get("Function", {}))
+    functions = {
+        name: _function(name, _merged(shared, properties))
+        for name, (kind, properties) in present.items()
+        if kind == "AWS::Serverless::Function"
+    }
     routes: list[Route] = []
     replies: dict[str, GatewayReply] = {}
-    for name, resource in tree["Resources"].items():
-        if not resolver.holds(resource.get("Condition")):
-            continue
-        properties = resolver.resolve(resource.get("Properties", {}))
-        if resource["Type"] == "AWS::Serverless::Function":
-            routes += _routes(name, properties)
-        elif resource["Type"] == "AWS::Serverless::Api":
+    for name, (kind, properties) in present.items():
+        if kind == "AWS::Serverless::Api":
+            routes += _defined_routes(properties.get("DefinitionBody", {}), functions)
             replies |= {kind: _reply(reply) for kind, reply in properties.get("GatewayResponses", {}).items()}
+        elif name in functions:
+            routes += _event_routes(properties.get("Events", {}), functions[name])
     return GatewayTemplate(tuple(routes), replies)
 
 
-def _routes(function: str, properties: Mapping[str, Any]) -> list[Route]:
+def _function(name: str, properties: Mapping[str, Any]) -> Function:
     variables = properties.get("Environment", {}).get("Variables", {})
+    plain = {key: value for key, value in variables.items() if isinstance(value, str)}
+    return Function(name, properties["Handler"], properties.get("Timeout", LAMBDA_DEFAULT_SECONDS), plain)
+
+
+def _merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """SAM's globals under a resource's own properties: maps are merged, all else is replaced."""
+    nested = {
+        name: _merged(value, own[name])
+        for name, value in shared.items()
+        if isinstance(value, dict) and isinstance(own.get(name), dict)
+    }
+    return {**shared, **own, **nested}
+
+
+def _event_routes(events: Mapping[str, Any], function: Function) -> list[Route]:
+    details = [event["Properties"] for event in events.values() if event["Type"] == "Api"]
     return [
         Route(
+            method=detail["Method"].upper(),
+            path=detail["Path"],
             function=function,
-            method=event["Properties"]["Method"].upper(),
-            path=event["Properties"]["Path"],
-            handler=properties["Handler"],
-            streamed=event["Properties"].get("ResponseTransferMode") == "RESPONSE_STREAM",
-            variables={name: value for name, value in variables.items() if isinstance(value, str)},
+            streamed=detail.get("ResponseTransferMode") == "RESPONSE_STREAM",
         )
-        for event in properties.get("Events", {}).values()
-        if event["Type"] == "Api"
+        for detail in details
     ]
+
+
+def _defined_routes(definition: Mapping[str, Any], functions: Mapping[str, Function]) -> list[Route]:
+    """The methods of an OpenAPI body whose integration names one of the functions."""
+    routes = []
+    for path, methods in definition.get("paths", {}).items():
+        for method, operation in methods.items():
+            integration = operation["x-amazon-apigateway-integration"]
+            uri = str(integration["uri"])
+            match = _FUNCTION_ARN.search(uri)
+            if match is None or match[1] not in functions:
+                raise TemplateError(f"{method.upper()} {path}: no function of this template in {uri}")
+            streamed = integration.get("responseTransferMode") == "STREAM"
+            routes.append(Route(method.upper(), path, functions[match[1]], streamed))
+    return routes
 
 
 def _reply(reply: Mapping[str, Any]) -> GatewayReply:
@@ -137,7 +196,7 @@ class _Resolver:
             return self._intrinsic(key, value)
         return {name: self.resolve(value) for name, value in node.items()}
 
-    def _intrinsic(self, key: str, value: Any) -> Any:
+    def _intrinsic(self, key: str, value: Any) -> Any:  # noqa: PLR0911 - one return an intrinsic
         match key:
             case "Ref" if value in self._parameters:
                 return self._parameters[value]
@@ -148,6 +207,10 @@ class _Resolver:
                 return left == right
             case "Fn::Not":
                 return not self.resolve(value[0])
+            case "Fn::And":
+                return all(self.resolve(value))
+            case "Fn::Or":
+                return any(self.resolve(value))
             case "Fn::If":
                 condition, yes, no = value
                 return self.resolve(yes if self.holds(condition) else no)

@@ -1,0 +1,142 @@
+"""``completions serve`` as a newcomer meets it: a process of its own, what it prints, how it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from completions_cli.local.server import bind
+
+COMMAND = str(Path(sys.executable).with_name("completions"))
+
+
+def clean_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "POWERTOOLS_"))}
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """The finished command, run as from a fresh shell."""
+    return subprocess.run(
+        command, cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@contextmanager
+def serving(folder: Path, template: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The running command and all it printed until it was ready."""
+    process = subprocess.Popen(
+        [COMMAND, "serve", "--port", "0", "--template", str(template), *options],
+        cwd=folder,
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        printed = ""
+        for line in process.stdout:
+            printed += line
+            if line.startswith("Ready"):
+                break
+        yield process, printed
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def printed(project_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """A served stack's folder and what it printed."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    with serving(folder, project_root / "template.yaml") as (_, text):
+        yield folder, text
+
+
+def test_it_names_url_key_and_models(printed: tuple[Path, str]) -> None:
+    text = printed[1]
+    base_url = re.search(r"base URL +(\S+)/v1", text)
+    assert base_url is not None
+    assert "sk-local" in text
+    assert "demo, demo-vllm" in text
+    assert httpx.get(f"{base_url[1]}/healthz").status_code == 200
+
+
+def test_the_printed_curl_line_works_when_pasted(printed: tuple[Path, str]) -> None:
+    match = re.search(r"^curl .*?\n\n", printed[1], re.MULTILINE | re.DOTALL)
+    assert match is not None
+    reply = subprocess.run(["sh", "-c", match[0]], capture_output=True, text=True, timeout=60, check=True)
+    assert reply.stdout.endswith("data: [DONE]\n\n")
+
+
+def test_the_printed_sdk_snippet_works_when_pasted(printed: tuple[Path, str]) -> None:
+    match = re.search(r"^from openai import.*?\n\n", printed[1], re.MULTILINE | re.DOTALL)
+    assert match is not None
+    reply = run([sys.executable, "-c", match[0]], Path.cwd())
+    assert reply.returncode == 0, reply.stderr
+    assert reply.stdout.strip()
+
+
+def test_usage_shows_what_was_spent(printed: tuple[Path, str]) -> None:
+    folder, text = printed
+    base_url = re.search(r"base URL +(\S+)/v1", text)
+    assert base_url is not None
+    body = {"model": "demo-vllm", "prompt": "import os\n", "max_tokens": 5, "temperature": 0}
+    answer = httpx.post(f"{base_url[1]}/v1/completions", json=body, headers={"Authorization": "Bearer sk-local"})
+    usage = answer.json()["usage"]
+
+    table = run([COMMAND, "usage", "--local"], folder).stdout
+
+    (row,) = [line for line in table.splitlines() if "demo-vllm" in line]
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cells == ["demo-vllm", "local", "1", "1", str(usage["prompt_tokens"]), str(usage["completion_tokens"])]
+
+
+def test_usage_without_a_running_stack_says_what_to_do(tmp_path: Path) -> None:
+    reply = run([COMMAND, "usage", "--local"], tmp_path)
+    assert reply.returncode == 1
+    assert reply.stderr == "completions usage: no local stack runs from this folder; start one with `make serve`\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_of_it_cleanly(project_root: Path, tmp_path: Path, number: signal.Signals) -> None:
+    with serving(tmp_path, project_root / "template.yaml") as (process, text):
+        base_url = re.search(r"base URL +(\S+)/v1", text)
+        assert base_url is not None
+        process.send_signal(number)
+
+        assert process.wait(timeout=20) == 0
+        assert process.stdout is not None
+        assert "Traceback" not in process.stdout.read()
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{base_url[1]}/healthz")
+        assert not list((tmp_path / ".local").iterdir())
+
+
+def test_a_taken_port_is_one_line(project_root: Path, tmp_path: Path) -> None:
+    with bind(0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        reply = run(
+            [COMMAND, "serve", "--port", str(port), "--template", str(project_root / "template.yaml")], tmp_path
+        )
+    assert reply.returncode == 1
+    assert reply.stdout == ""
+    assert reply.stderr == f"completions serve: port {port} on 127.0.0.1 cannot be used: Address already in use\n"
+
+
+def test_a_missing_template_says_where_to_run_it(tmp_path: Path) -> None:
+    reply = run([COMMAND, "serve", "--port", "0"], tmp_path)
+    assert reply.returncode == 1
+    assert reply.stderr.startswith("completions serve: template.yaml: No such file or directory; run this where")
+    assert reply.stderr.count("\n") == 1

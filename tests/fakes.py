@@ -1,0 +1,189 @@
+"""In-memory stand-ins for the ports, and builders of the values they take. Each fake keeps what it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+from completions.domain.catalog import Capability, ModelRoute, Parameter
+from completions.domain.completion import (
+    ChoiceDelta,
+    CompletionChunk,
+    CompletionRequest,
+    FinishReason,
+    Logprobs,
+    Usage,
+)
+from completions.domain.errors import CompletionError, DuplicateRequestError, MeteringError
+from completions.domain.metering import Principal, Reservation, UsageRecord
+from completions.domain.ports import Backend, BackendStream, Clock, Registry, UsageLedger
+
+ScriptItem: TypeAlias = CompletionChunk | BaseException | Callable[[], None]
+"""What one step of a scripted answer does: give a chunk, raise, or run something on the way to the next chunk."""
+
+
+class ManualClock(Clock):
+    """Stands still until it is advanced; both of its readings move together."""
+
+    def __init__(self, now: datetime = datetime(2026, 1, 1, 12, tzinfo=UTC), monotonic: float = 1000.0) -> None:
+        self._now = now
+        self._monotonic = monotonic
+
+    def now(self) -> datetime:
+        return self._now
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self._now += timedelta(seconds=seconds)
+        self._monotonic += seconds
+
+
+class InMemoryRegistry(Registry):
+    """``principals`` by the SHA-256 of their key; routes are found by id and by alias."""
+
+    def __init__(self, principals: Mapping[str, Principal], routes: Sequence[ModelRoute]) -> None:
+        self._principals = dict(principals)
+        self._routes = list(routes)
+
+    def principal(self, secret_sha256: str, *, next_model: str | None = None) -> Principal | None:
+        return self._principals.get(secret_sha256)
+
+    def route(self, model: str) -> ModelRoute | None:
+        return next((route for route in self._routes if model in (route.model_id, *route.aliases)), None)
+
+    def routes(self) -> Sequence[ModelRoute]:
+        return sorted(self._routes, key=lambda route: route.model_id)
+
+
+class InMemoryLedger(UsageLedger):
+    """``settled`` holds one entry for each call, so that a second settlement shows."""
+
+    def __init__(self, *, fail_reserve: bool = False, fail_settle: bool = False) -> None:
+        self.reserved: list[Reservation] = []
+        self.settled: list[UsageRecord] = []
+        self._fail_reserve = fail_reserve
+        self._fail_settle = fail_settle
+
+    def reserve(self, reservation: Reservation) -> None:
+        if self._fail_reserve:
+            raise MeteringError("The request could not be metered, so it was not served.")
+        if any(known.record_id == reservation.record_id for known in self.reserved):
+            raise DuplicateRequestError("This request was already served.")
+        self.reserved.append(reservation)
+
+    def settle(self, record: UsageRecord) -> None:
+        self.settled.append(record)
+        if self._fail_settle:
+            raise MeteringError("The usage could not be written.")
+
+
+@dataclass(frozen=True, slots=True)
+class BackendCall:
+    """What a backend was asked."""
+
+    request: CompletionRequest
+    route: ModelRoute
+    request_id: str
+
+
+class ScriptedBackend(Backend):
+    """Answers every call with ``script``, or refuses it with ``refusal``.
+
+    ``calls`` and ``streams`` keep what was asked and handed out.
+    """
+
+    def __init__(
+        self,
+        script: Sequence[ScriptItem] = (),
+        *,
+        capabilities: Mapping[Parameter, Capability] | None = None,
+        refusal: Exception | None = None,
+        variant: str | None = "AllTraffic",
+    ) -> None:
+        self.calls: list[BackendCall] = []
+        self.streams: list[ScriptedStream] = []
+        self._script = tuple(script)
+        self._capabilities = {**dict.fromkeys(Parameter, Capability.HONOURED), **(capabilities or {})}
+        self._refusal = refusal
+        self._variant = variant
+
+    def capabilities(self, route: ModelRoute) -> Mapping[Parameter, Capability]:
+        return self._capabilities
+
+    def stream(self, request: CompletionRequest, route: ModelRoute, request_id: str) -> BackendStream:
+        self.calls.append(BackendCall(request, route, request_id))
+        if self._refusal is not None:
+            raise self._refusal
+        stream = ScriptedStream(self._script, self._variant)
+        self.streams.append(stream)
+        return stream
+
+
+class ScriptedStream(BackendStream):
+    """``closed`` tells whether its reader let go of it."""
+
+    def __init__(self, script: Sequence[ScriptItem], variant: str | None) -> None:
+        self.closed = False
+        self._items = iter(script)
+        self._variant = variant
+
+    @property
+    def variant(self) -> str | None:
+        return self._variant
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> CompletionChunk:
+        for item in self._items:
+            if isinstance(item, CompletionChunk):
+                return item
+            if isinstance(item, BaseException):
+                raise item
+            item()
+        raise StopIteration
+
+    def close(self) -> None:
+        self.closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def route(**overrides: Any) -> ModelRoute:
+    """A model that exists."""
+    known = ModelRoute("demo", "demo-endpoint", "vllm", context_length=4096, created=1_700_000_000)
+    return replace(known, **overrides)
+
+
+def principal(**overrides: Any) -> Principal:
+    """A key that may use every model."""
+    return replace(Principal("key-1", "alice", "search"), **overrides)
+
+
+def request(**overrides: Any) -> CompletionRequest:
+    """One text prompt, all defaults."""
+    return replace(CompletionRequest("demo", ("def f(",)), **overrides)
+
+
+def delta(text: str, finish_reason: FinishReason | None = None, *, index: int = 0, **fields: Any) -> CompletionChunk:
+    """A chunk with one choice; ``usage`` and ``logprobs`` as given."""
+    usage: Usage | None = fields.get("usage")
+    logprobs: Logprobs | None = fields.get("logprobs")
+    return CompletionChunk((ChoiceDelta(index, text, logprobs, finish_reason),), usage)
+
+
+def all_error_classes(root: type[CompletionError] = CompletionError) -> set[type[CompletionError]]:
+    """The whole tree of canonical errors, its root included."""
+    return {root}.union(*(all_error_classes(child) for child in root.__subclasses__()))

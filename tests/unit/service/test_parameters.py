@@ -1,0 +1,85 @@
+"""Which parameters a request uses, and the refusal of those a model cannot carry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from completions.domain.catalog import Capability, Parameter
+from completions.domain.completion import BeamSearch, CompletionRequest, Constraint, ConstraintKind, SamplingParams
+from completions.domain.errors import UnsupportedParameterError
+from completions.service.parameters import check_parameters, used_parameters
+from fakes import request, route
+
+ALL_REFUSED = dict.fromkeys(Parameter, Capability.REFUSED)
+USES: Mapping[Parameter, CompletionRequest] = {
+    Parameter.TOKEN_PROMPT: request(prompts=((1, 2),)),
+    Parameter.PROMPT_BATCH: request(prompts=("a", "b")),
+    Parameter.SUFFIX: request(suffix="x"),
+    Parameter.ECHO: request(echo=True),
+    Parameter.LOGPROBS: request(logprobs=0),
+    Parameter.N: request(n=2, best_of=2),
+    Parameter.BEST_OF: request(best_of=2),
+    Parameter.STOP: request(stop=("x",)),
+    Parameter.INCLUDE_STOP: request(include_stop=True),
+    Parameter.STOP_TOKEN_IDS: request(sampling=SamplingParams(stop_token_ids=(0,))),
+    Parameter.TEMPERATURE: request(sampling=SamplingParams(temperature=0)),
+    Parameter.TOP_P: request(sampling=SamplingParams(top_p=0)),
+    Parameter.TOP_K: request(sampling=SamplingParams(top_k=1)),
+    Parameter.MIN_P: request(sampling=SamplingParams(min_p=0.1)),
+    Parameter.SEED: request(sampling=SamplingParams(seed=0)),
+    Parameter.PRESENCE_PENALTY: request(sampling=SamplingParams(presence_penalty=-1)),
+    Parameter.FREQUENCY_PENALTY: request(sampling=SamplingParams(frequency_penalty=-1)),
+    Parameter.REPETITION_PENALTY: request(sampling=SamplingParams(repetition_penalty=1.1)),
+    Parameter.LOGIT_BIAS: request(sampling=SamplingParams(logit_bias={0: 0})),
+    Parameter.MIN_TOKENS: request(sampling=SamplingParams(min_tokens=1)),
+    Parameter.IGNORE_EOS: request(sampling=SamplingParams(ignore_eos=True)),
+    Parameter.SKIP_SPECIAL_TOKENS: request(skip_special_tokens=False),
+    Parameter.SPACES_BETWEEN_SPECIAL_TOKENS: request(spaces_between_special_tokens=False),
+    Parameter.ADD_SPECIAL_TOKENS: request(add_special_tokens=False),
+    Parameter.CONSTRAINT: request(constraint=Constraint(ConstraintKind.REGEX, "a+")),
+    Parameter.BEAM: request(beam=BeamSearch()),
+}
+
+
+def test_a_plain_request_uses_none() -> None:
+    assert used_parameters(request()) == frozenset()
+
+
+@pytest.mark.parametrize(
+    "canonical", [request(suffix=""), request(max_tokens=0), request(stop=()), request(end_user="u")]
+)
+def test_a_value_that_changes_nothing_is_no_use(canonical: CompletionRequest) -> None:
+    assert used_parameters(canonical) == frozenset()
+
+
+@pytest.mark.parametrize("parameter", Parameter)
+def test_each_parameter_alone_is_noticed(parameter: Parameter) -> None:
+    assert used_parameters(USES[parameter]) == {parameter}
+
+
+@pytest.mark.parametrize("parameter", Parameter)
+def test_a_refused_parameter_is_named(parameter: Parameter) -> None:
+    with pytest.raises(UnsupportedParameterError) as caught:
+        check_parameters(USES[parameter], route(), ALL_REFUSED)
+    assert (caught.value.param, caught.value.code) == (parameter.value, "unsupported_parameter")
+    assert parameter.value in caught.value.message
+
+
+@pytest.mark.parametrize("capability", [Capability.HONOURED, Capability.EMULATED])
+def test_a_parameter_that_can_be_carried_passes(capability: Capability) -> None:
+    for canonical in USES.values():
+        check_parameters(canonical, route(), dict.fromkeys(Parameter, capability))
+
+
+def test_parameters_that_are_not_used_may_be_refused() -> None:
+    check_parameters(request(), route(), ALL_REFUSED)
+
+
+def test_a_refusal_names_what_the_caller_wrote() -> None:
+    canonical = request(sampling=SamplingParams(top_k=5), param_names={"top_k": "topK"})
+    with pytest.raises(UnsupportedParameterError) as caught:
+        check_parameters(canonical, route(), ALL_REFUSED)
+    assert caught.value.param == "topK"
+    assert "topK" in caught.value.message

@@ -1,0 +1,83 @@
+"""The environment of a function, read once."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from completions.settings import Settings, SettingsError, read_settings
+
+TABLES = {"REGISTRY_TABLE": "keys", "USAGE_TABLE": "usage"}
+
+
+def test_two_table_names_are_enough() -> None:
+    assert read_settings(TABLES) == Settings(
+        registry_table="keys",
+        usage_table="usage",
+        registry_cache_seconds=30,
+        usage_retention_days=400,
+        upstream_connect_timeout=3,
+        upstream_read_timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "field", "value"),
+    [
+        ("REGISTRY_CACHE_SECONDS", "0", "registry_cache_seconds", 0),
+        ("REGISTRY_CACHE_SECONDS", "2.5", "registry_cache_seconds", 2.5),
+        ("USAGE_RETENTION_DAYS", "7", "usage_retention_days", 7),
+        ("UPSTREAM_CONNECT_TIMEOUT", "1", "upstream_connect_timeout", 1),
+        ("UPSTREAM_READ_TIMEOUT", "0.5", "upstream_read_timeout", 0.5),
+    ],
+)
+def test_each_variable_sets_its_field(variable: str, text: str, field: str, value: float) -> None:
+    assert getattr(read_settings(TABLES | {variable: text}), field) == value
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"REGISTRY_TABLE": ""},
+        {"USAGE_TABLE": ""},
+        {"REGISTRY_CACHE_SECONDS": "-1"},
+        {"USAGE_RETENTION_DAYS": "0"},
+        {"USAGE_RETENTION_DAYS": "1.5"},
+        {"UPSTREAM_CONNECT_TIMEOUT": "0"},
+        {"UPSTREAM_READ_TIMEOUT": "soon"},
+    ],
+)
+def test_a_variable_at_fault_is_named(change: dict[str, str]) -> None:
+    with pytest.raises(SettingsError, match=next(iter(change))):
+        read_settings(TABLES | change)
+
+
+def test_every_variable_at_fault_is_named_at_once() -> None:
+    with pytest.raises(SettingsError, match=r"REGISTRY_TABLE.*USAGE_TABLE.*UPSTREAM_READ_TIMEOUT"):
+        read_settings({"UPSTREAM_READ_TIMEOUT": "soon"})
+
+
+def test_a_fault_never_shows_the_variables_value() -> None:
+    with pytest.raises(SettingsError) as caught:
+        read_settings(TABLES | {"USAGE_RETENTION_DAYS": "hunter2"})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_empty_variable_is_one_that_is_not_set() -> None:
+    assert read_settings(TABLES | {"UPSTREAM_READ_TIMEOUT": ""}).upstream_read_timeout == 60
+
+
+def test_other_variables_are_not_ours() -> None:
+    assert read_settings(TABLES | {"PATH": "/bin", "AWS_REGION": "us-east-1"}) == read_settings(TABLES)
+
+
+def test_settings_cannot_be_changed() -> None:
+    settings = read_settings(TABLES)
+    with pytest.raises(ValidationError):
+        settings.usage_table = "other"  # type: ignore[misc]
+
+
+def test_the_environment_is_read_when_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in TABLES.items():
+        monkeypatch.setenv(name, value)
+    assert read_settings().registry_table == "keys"
