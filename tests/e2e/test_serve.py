@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
+import httpx2 as httpx
 import pytest
 
+from completions_cli.local.model_container import create_model_container
+from completions_cli.local.ngram import NGramModel, standard_library
 from completions_cli.local.server import bind
+from completions_cli.local.server import serving as serving_app
 
 COMMAND = str(Path(sys.executable).with_name("completions"))
 
@@ -28,6 +31,12 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False
     )
+
+
+def free_port() -> int:
+    with bind(0) as listener:
+        port: int = listener.getsockname()[1]
+    return port
 
 
 @contextmanager
@@ -140,3 +149,45 @@ def test_a_missing_template_says_where_to_run_it(tmp_path: Path) -> None:
     assert reply.returncode == 1
     assert reply.stderr.startswith("completions serve: template.yaml: No such file or directory; run this where")
     assert reply.stderr.count("\n") == 1
+
+
+def test_another_openai_compatible_server_can_answer(project_root: Path, tmp_path: Path) -> None:
+    """The upstream here is the embedded model's own container, reached as any other server is."""
+    container = create_model_container(NGramModel.train(standard_library()), served_model="acme")
+    with (
+        serving_app(container, bind(0)) as url,
+        serving(tmp_path, project_root / "template.yaml", "--upstream", f"{url}/v1", "--upstream-model", "acme") as (
+            _,
+            text,
+        ),
+    ):
+        base_url = re.search(r"base URL +(\S+)/v1", text)
+        assert base_url is not None
+        body = {"model": "demo", "prompt": "import os\n", "max_tokens": 5, "temperature": 0}
+        reply = httpx.post(f"{base_url[1]}/v1/completions", json=body, headers={"Authorization": "Bearer sk-local"})
+        direct = httpx.post(f"{url}/v1/completions", json={**body, "model": "acme"})
+
+    assert reply.status_code == 200
+    assert reply.json()["model"] == "demo"
+    assert reply.json()["choices"][0]["text"] == direct.json()["choices"][0]["text"]
+
+
+def test_a_gguf_file_without_the_extra_says_how_to_get_it(project_root: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF")
+    template = str(project_root / "template.yaml")
+    reply = run([COMMAND, "serve", "--port", "0", "--template", template, "--gguf", str(model)], tmp_path)
+    assert reply.returncode == 1
+    assert "uv run --extra llama" in reply.stderr
+    assert reply.stderr.count("\n") == 1
+
+
+def test_a_dead_upstream_is_a_503(project_root: Path, tmp_path: Path) -> None:
+    dead = f"http://127.0.0.1:{free_port()}"
+    with serving(tmp_path, project_root / "template.yaml", "--upstream", dead) as (_, text):
+        base_url = re.search(r"base URL +(\S+)/v1", text)
+        assert base_url is not None
+        body = {"model": "demo", "prompt": "import os\n"}
+        reply = httpx.post(f"{base_url[1]}/v1/completions", json=body, headers={"Authorization": "Bearer sk-local"})
+    assert reply.status_code == 503
+    assert reply.json()["error"]["type"] == "server_error"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2 as httpx
 import openai
 import pytest
 from openai import OpenAI

@@ -47,8 +47,8 @@ class RequestMiddleware:
             await self._app(scope, receive, observed)
         except Exception as error:
             log_unexpected(error, arrived.request_id)
-            if sent["status"] is not None:
-                raise
+            if sent["status"] is not None:  # too late for a reply: let the server cut the connection
+                raise ConnectionAbortedError("the response broke off; see unexpected_error") from None
             reply = self._encode_error(ServiceError("The server had an error processing your request."), "")
             await send_reply(reply, observed)
         finally:

@@ -151,9 +151,12 @@ class _Handler(BaseHTTPRequestHandler):
         if accept:
             headers["Accept"] = accept
         url = self._runtime.containers[call.endpoint]
-        reply = self._runtime.pool.request(
-            "POST", url, body=call.body, headers=headers, preload_content=False, retries=False, timeout=600
-        )
+        try:
+            reply = self._runtime.pool.request(
+                "POST", url, body=call.body, headers=headers, preload_content=False, retries=False, timeout=600
+            )
+        except urllib3.exceptions.HTTPError:  # no container behind the endpoint
+            return self._refuse(*_REFUSALS["unavailable"])
         try:
             if reply.status >= 400:
                 self._model_error(reply.status, reply.read(2048, decode_content=True).decode(errors="replace"))

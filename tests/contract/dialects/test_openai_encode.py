@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-import httpx2
+import httpx2 as httpx
 import openai
 import pytest
 
@@ -287,12 +287,12 @@ def test_another_request_has_another_id() -> None:
 
 
 def sdk(reply: WireReply) -> openai.OpenAI:
-    def handle(_: httpx2.Request) -> httpx2.Response:
-        return httpx2.Response(
+    def handle(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(
             reply.status, content=reply.body, headers={"content-type": reply.media_type, **reply.headers}
         )
 
-    client = httpx2.Client(transport=httpx2.MockTransport(handle))
+    client = httpx.Client(transport=httpx.MockTransport(handle))
     return openai.OpenAI(api_key="sk", base_url="http://gateway/v1", http_client=client, max_retries=0)
 
 
