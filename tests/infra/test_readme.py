@@ -1,0 +1,37 @@
+"""What the README states as printed from the code is what the code says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from completions.backends.codec import Codec
+from completions.backends.vllm import VllmCodec
+from completions.domain.catalog import Parameter
+from completions.settings import Settings
+from fakes import route
+
+CODECS: dict[str, Codec] = {"vllm": VllmCodec()}
+
+
+def capability_table() -> str:
+    """The README's table of parameters and container families."""
+    tables = {family: codec.capabilities(route(family=family)) for family, codec in CODECS.items()}
+    rows = [["parameter", *tables], ["---"] * (1 + len(tables))]
+    rows += [
+        [f"`{parameter}`", *(str(table[parameter]) for table in tables.values())] for parameter in sorted(Parameter)
+    ]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def test_the_capability_table_is_the_codecs_own(project_root: Path) -> None:
+    text = (project_root / "README.md").read_text()
+    match = re.search(r"<!-- capabilities -->\n(.*?)<!-- /capabilities -->", text, re.DOTALL)
+    assert match is not None
+    assert match[1] == capability_table()
+
+
+def test_every_setting_is_described(project_root: Path) -> None:
+    text = (project_root / "README.md").read_text()
+    for name in Settings.model_fields:
+        assert f"`{name.upper()}`" in text
