@@ -13,6 +13,7 @@ export SAM_CLI_TELEMETRY := 0
 ARCH ?= arm64
 export ARCHITECTURE := $(ARCH)
 RUN := uv run --frozen --quiet
+PARALLEL := --numprocesses auto --maxprocesses 4
 EXPORT := uv export --frozen --no-default-groups --no-emit-project --no-header 2>/dev/null
 
 help:  ## List the targets
@@ -28,10 +29,10 @@ serve: setup  ## Run the whole service on this machine, until Ctrl-C
 	@exec $(RUN) completions serve
 
 test: setup  ## Run the tests
-	@$(RUN) pytest
+	@$(RUN) pytest $(PARALLEL)
 
 check: setup lint types contracts requirements templates  ## Everything CI runs: lint, types, imports, templates, build, tests
-	@$(RUN) pytest --cov --cov-report=term --cov-fail-under=95
+	@$(RUN) pytest $(PARALLEL) --cov --cov-report=term --cov-fail-under=95
 	@$(MAKE) --no-print-directory build
 
 lint: setup

@@ -45,7 +45,7 @@ class RequestMiddleware:
 
         try:
             await self._app(scope, receive, observed)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the last resort: every fault of ours becomes a reply
             log_unexpected(error, arrived.request_id)
             if sent["status"] is not None:  # too late for a reply: let the server cut the connection
                 raise ConnectionAbortedError("the response broke off; see unexpected_error") from None
