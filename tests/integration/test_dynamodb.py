@@ -62,10 +62,9 @@ RECORD = UsageRecord(
 
 @pytest.fixture(scope="module")
 def client(project_root: Path) -> Iterator[DynamoDBClient]:
-    with (
-        moto_dynamodb() as url,
-        closing(boto3.client("dynamodb", endpoint_url=url, config=Config(retries={"total_max_attempts": 1}))) as tables,
-    ):
+    # every moto server of a process has the same tables, a set for each region; the local stack's are in another one
+    settings = Config(region_name="eu-central-1", retries={"total_max_attempts": 1})
+    with moto_dynamodb() as url, closing(boto3.client("dynamodb", endpoint_url=url, config=settings)) as tables:
         create_tables(tables, project_root / "infra" / "tables.yaml")
         yield tables
 
