@@ -113,6 +113,9 @@ class ScriptedBackend(Backend):
         self._refusal = refusal
         self._variant = variant
 
+    def max_stops(self, route: ModelRoute) -> int | None:
+        return 4
+
     def capabilities(self, route: ModelRoute) -> Mapping[Parameter, Capability]:
         return self._capabilities
 

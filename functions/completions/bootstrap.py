@@ -19,7 +19,7 @@ from completions.metering.dynamodb import DynamoUsageLedger
 from completions.registry.dynamodb import DynamoRegistry
 from completions.service.complete import CompletionService
 from completions.settings import Settings, read_settings
-from completions.web.app import completions_app, models_app
+from completions.web.app import completions_app, resources_app
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
@@ -95,11 +95,13 @@ def build_sagemaker_client(settings: Settings) -> SageMakerRuntimeClient:
 def openai_completions_app(parts: Parts | None = None) -> FastAPI:
     """``POST /v1/completions`` and ``/completions``."""
     parts = parts or build_parts()
-    paths = ("/v1/completions", "/completions")
-    return completions_app(OpenAIDialect(), paths, parts.service, parts.registry, parts.clock)
+    dialect = OpenAIDialect()
+    endpoints = {"/v1/completions": dialect, "/completions": dialect}
+    return completions_app(endpoints, parts.service, parts.registry, parts.clock)
 
 
 def openai_models_app(parts: Parts | None = None) -> FastAPI:
-    """``GET /v1/models`` and ``/v1/models/{id}``."""
+    """``/v1/models`` and ``/v1/models/{id}``."""
     parts = parts or build_parts()
-    return models_app(OpenAIDialect(), "/v1/models", parts.registry, parts.clock)
+    dialect = OpenAIDialect()
+    return resources_app(dialect, dialect.model_resources(), parts.registry, parts.clock)

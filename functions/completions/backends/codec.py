@@ -34,7 +34,12 @@ class StreamDecoder(Protocol):
 
 
 class Codec(Protocol):
-    """One container family's wire format. Pure: no clients, no clocks."""
+    """One container family's wire format. Pure: no clients, no clocks.
+
+    ``max_stops`` is how many stop texts the container takes, ``None`` for any number.
+    """
+
+    max_stops: int | None
 
     def capabilities(self, route: ModelRoute) -> Mapping[Parameter, Capability]:
         """The family's table; every parameter has an entry."""

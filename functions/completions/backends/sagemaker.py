@@ -38,6 +38,9 @@ class SageMakerBackend(Backend):
     def capabilities(self, route: ModelRoute) -> Mapping[Parameter, Capability]:
         return {**self._codec(route).capabilities(route), **route.capabilities}
 
+    def max_stops(self, route: ModelRoute) -> int | None:
+        return self._codec(route).max_stops
+
     def stream(self, request: CompletionRequest, route: ModelRoute, request_id: str) -> BackendStream:
         codec = self._codec(route)
         invocation = codec.encode(request, route)

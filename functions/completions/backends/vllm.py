@@ -112,6 +112,8 @@ class _WireRecord(BaseModel):
 class VllmCodec(Codec):
     """See the module."""
 
+    max_stops = 4  # from 0.33 on; earlier versions take any number
+
     def capabilities(self, route: ModelRoute) -> Mapping[Parameter, Capability]:
         return _CAPABILITIES
 

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from completions.domain.catalog import ModelRoute
 from completions.domain.completion import Completion, CompletionChunk, CompletionRequest
 from completions.domain.errors import CompletionError
+from completions.domain.metering import Principal
 
 
 @dataclass(frozen=True, slots=True)
 class WireRequest:
-    """An HTTP request as the client sent it; header names are lower case."""
+    """An HTTP request as the client sent it; header names are lower case, ``path_parameters`` are the route's own."""
 
     method: str
     path: str
     query: Mapping[str, str]
     headers: Mapping[str, str]
     body: bytes
+    path_parameters: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,15 @@ class AnswerHead:
     created: int
     model: str
     elapsed_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorHead:
+    """The facts of a refusal or failure. ``now`` is Unix seconds; ``request`` is ``None`` if it was not understood."""
+
+    request_id: str
+    now: float
+    request: CompletionRequest | None = None
 
 
 class StreamEncoder(Protocol):
@@ -82,18 +93,18 @@ class Dialect(Protocol):
         """The encoder of a streamed answer."""
         ...
 
-    def encode_error(self, error: CompletionError, request_id: str) -> WireReply:
+    def encode_error(self, error: CompletionError, head: ErrorHead) -> WireReply:
         """A refusal or failure, before any byte of an answer was sent."""
         ...
 
 
-class ModelListing(Protocol):
-    """A dialect's model routes."""
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A route beside the completions: what ``reply`` makes of the request, its caller and the models that one may use.
 
-    def encode_models(self, routes: Sequence[ModelRoute]) -> WireReply:
-        """All models."""
-        ...
+    ``path`` is FastAPI's. ``reply`` raises any ``CompletionError``.
+    """
 
-    def encode_model(self, route: ModelRoute) -> WireReply:
-        """One model."""
-        ...
+    method: str
+    path: str
+    reply: Callable[[WireRequest, Principal, Sequence[ModelRoute]], WireReply]

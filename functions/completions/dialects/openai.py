@@ -6,14 +6,12 @@ and what openai-python reads of an answer.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Final
 
-from completions.dialects.dialect import AnswerHead, Dialect, ModelListing, StreamEncoder, WireReply, WireRequest
-from completions.dialects.openai_wire import CompletionBody, parse_body
+from completions.dialects.dialect import AnswerHead, Dialect, ErrorHead, Resource, StreamEncoder, WireReply, WireRequest
+from completions.dialects.openai_wire import parse_body
+from completions.dialects.text_completion import OBJECT, completion_id, logprobs_object, to_json
 from completions.domain.catalog import ModelRoute
 from completions.domain.completion import (
     Choice,
@@ -22,8 +20,6 @@ from completions.domain.completion import (
     CompletionChunk,
     CompletionRequest,
     Logprobs,
-    Prompt,
-    SamplingParams,
     Usage,
 )
 from completions.domain.errors import (
@@ -43,6 +39,7 @@ from completions.domain.errors import (
     RequestTooLargeError,
     UnknownPathError,
 )
+from completions.domain.metering import Principal
 
 _JSON: Final = "application/json"
 _INVALID: Final = "invalid_request_error"
@@ -64,10 +61,9 @@ _ERRORS: Final[Mapping[type[CompletionError], tuple[int, str, str | None]]] = {
     MeteringError: (503, "server_error", None),
     CompletionError: (500, "server_error", None),
 }
-_ID_ALPHABET: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
 
-class OpenAIDialect(Dialect, ModelListing):
+class OpenAIDialect(Dialect):
     """See the module."""
 
     name = "openai"
@@ -83,29 +79,13 @@ class OpenAIDialect(Dialect, ModelListing):
 
     def decode(self, wire: WireRequest) -> CompletionRequest:
         body = parse_body(wire.body)
-        _check_interactions(body)
-        n = body.n or 1
-        return CompletionRequest(
-            model=body.model,
-            prompts=_prompts(body),
-            max_tokens=16 if body.max_tokens is None else body.max_tokens,
-            sampling=_sampling(body),
-            stop=tuple(body.stop or ()),
-            n=n,
-            best_of=body.best_of or n,
-            echo=body.echo or False,
-            logprobs=body.logprobs,
-            suffix=body.suffix or None,
-            stream=body.stream or False,
-            include_usage=bool(body.stream_options and body.stream_options.include_usage),
-            end_user=body.user,
-            param_names={"prompts": "prompt", "token_prompt": "prompt", "prompt_batch": "prompt"},
-        )
+        body.check_interactions()
+        return body.to_request()
 
     def encode(self, completion: Completion, request: CompletionRequest, head: AnswerHead) -> WireReply:
         body = {
-            "id": _completion_id(head.request_id),
-            "object": "text_completion",
+            "id": completion_id(head.request_id),
+            "object": OBJECT,
             "created": head.created,
             "model": completion.model,
             "choices": [_choice(choice, request) for choice in completion.choices],
@@ -116,7 +96,7 @@ class OpenAIDialect(Dialect, ModelListing):
     def stream_encoder(self, request: CompletionRequest, head: AnswerHead) -> StreamEncoder:
         return _OpenAIStreamEncoder(request, head)
 
-    def encode_error(self, error: CompletionError, request_id: str) -> WireReply:
+    def encode_error(self, error: CompletionError, head: ErrorHead) -> WireReply:
         status, body = _error_object(error)
         headers: dict[str, str] = {}
         if error.retry_after is not None:
@@ -126,11 +106,14 @@ class OpenAIDialect(Dialect, ModelListing):
             headers["x-should-retry"] = "false"
         return _reply(status, {"error": body}, headers)
 
-    def encode_models(self, routes: Sequence[ModelRoute]) -> WireReply:
-        return _reply(200, {"object": "list", "data": [_model(route) for route in routes]}, {})
-
-    def encode_model(self, route: ModelRoute) -> WireReply:
-        return _reply(200, _model(route), {})
+    def model_resources(self) -> tuple[Resource, ...]:
+        """``/v1/models`` and what is below it; ids may contain slashes."""
+        one = "/v1/models/{model:path}"
+        return (
+            Resource("GET", "/v1/models", _list_models),
+            Resource("GET", one, _retrieve_model),
+            Resource("DELETE", one, _delete_model),
+        )
 
 
 class _OpenAIStreamEncoder(StreamEncoder):
@@ -142,15 +125,15 @@ class _OpenAIStreamEncoder(StreamEncoder):
         self.headers = {**_answer_headers(head), "cache-control": "no-cache", "x-accel-buffering": "no"}
         self._request = request
         self._usage: Usage | None = None
-        start = {"id": _completion_id(head.request_id), "object": "text_completion", "created": head.created}
-        self._start = "data: " + _json(start)[:-1] + ',"choices":['
-        self._middle = f'],"model":{_json(head.model)}'
+        start = {"id": completion_id(head.request_id), "object": OBJECT, "created": head.created}
+        self._start = "data: " + to_json(start)[:-1] + ',"choices":['
+        self._middle = f'],"model":{to_json(head.model)}'
         self._end = self._middle + (',"usage":null}\n\n' if request.include_usage else "}\n\n")
 
     def chunk(self, chunk: CompletionChunk) -> bytes:
         self._usage = chunk.usage or self._usage
         frames = [
-            f"{self._start}{_json(_choice(delta, self._request))}{self._end}"
+            f"{self._start}{to_json(_choice(delta, self._request))}{self._end}"
             for delta in chunk.choices
             if delta.text or delta.logprobs is not None or delta.finish_reason is not None
         ]
@@ -159,47 +142,11 @@ class _OpenAIStreamEncoder(StreamEncoder):
     def done(self) -> bytes:
         end = "data: [DONE]\n\n"
         if self._request.include_usage and self._usage is not None:
-            end = f'{self._start}{self._middle},"usage":{_json(_usage(self._usage))}}}\n\n{end}'
+            end = f'{self._start}{self._middle},"usage":{to_json(_usage(self._usage))}}}\n\n{end}'
         return end.encode()
 
     def error(self, error: CompletionError) -> bytes:
-        return f"data: {_json({'error': _error_object(error)[1]})}\n\n".encode()
-
-
-def _check_interactions(body: CompletionBody) -> None:
-    """The rules that hold between fields."""
-    n = body.n or 1
-    best_of = body.best_of or n
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequestError(
-            "The 'stream_options' parameter is only allowed when 'stream' is enabled.", param="stream_options"
-        )
-    if best_of < n:
-        raise InvalidRequestError("'best_of' must be at least 'n'.", param="best_of")
-    if body.stream and best_of > n:
-        raise InvalidRequestError("Results of 'best_of' greater than 'n' cannot be streamed.", param="best_of")
-    if body.logit_bias and not all(key.isascii() and key.isdecimal() for key in body.logit_bias):
-        raise InvalidRequestError("The keys of 'logit_bias' must be token ids.", param="logit_bias")
-
-
-def _prompts(body: CompletionBody) -> tuple[Prompt, ...]:
-    value = body.prompt
-    if value is None or isinstance(value, str):
-        return (value or "",)
-    if isinstance(value[0], int):
-        return (tuple(token for token in value if isinstance(token, int)),)
-    return tuple(item if isinstance(item, str) else tuple(item) for item in value if not isinstance(item, int))
-
-
-def _sampling(body: CompletionBody) -> SamplingParams:
-    return SamplingParams(
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
-        seed=body.seed,
-    )
+        return f"data: {to_json({'error': _error_object(error)[1]})}\n\n".encode()
 
 
 def _choice(choice: Choice | ChoiceDelta, request: CompletionRequest) -> dict[str, Any]:
@@ -218,9 +165,7 @@ def _logprobs(logprobs: Logprobs, index: int, request: CompletionRequest) -> dic
     """
     prompt = request.prompts[index // request.n]
     shift = 0 if request.echo or not isinstance(prompt, str) else len(prompt)
-    values = asdict(logprobs)
-    values["text_offset"] = [offset + shift for offset in logprobs.text_offset]
-    return values
+    return logprobs_object(logprobs, shift)
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
@@ -232,6 +177,22 @@ def _usage(usage: Usage) -> dict[str, Any]:
     if usage.cached_tokens:
         values["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
     return values
+
+
+def _list_models(wire: WireRequest, principal: Principal, routes: Sequence[ModelRoute]) -> WireReply:
+    return _reply(200, {"object": "list", "data": [_model(route) for route in routes]}, {})
+
+
+def _retrieve_model(wire: WireRequest, principal: Principal, routes: Sequence[ModelRoute]) -> WireReply:
+    name = wire.path_parameters["model"]
+    for route in routes:
+        if name in (route.model_id, *route.aliases):
+            return _reply(200, _model(route), {})
+    raise ModelNotFoundError(f"The model '{name[:200]}' does not exist.", param="model")
+
+
+def _delete_model(wire: WireRequest, principal: Principal, routes: Sequence[ModelRoute]) -> WireReply:
+    raise PermissionDeniedError("Models are deployed and removed by the operator, not through this API.")
 
 
 def _model(route: ModelRoute) -> dict[str, Any]:
@@ -251,19 +212,5 @@ def _answer_headers(head: AnswerHead) -> dict[str, str]:
     }
 
 
-def _completion_id(request_id: str) -> str:
-    """``cmpl-`` and 29 alphanumerics, always the same for one logical request."""
-    number = int.from_bytes(hashlib.sha256(request_id.encode()).digest())
-    letters = []
-    for _ in range(29):
-        number, digit = divmod(number, len(_ID_ALPHABET))
-        letters.append(_ID_ALPHABET[digit])
-    return "cmpl-" + "".join(letters)
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
 def _reply(status: int, body: object, headers: Mapping[str, str]) -> WireReply:
-    return WireReply(status, _json(body).encode(), _JSON, headers)
+    return WireReply(status, to_json(body).encode(), _JSON, headers)

@@ -1,66 +1,32 @@
-"""The body of OpenAI's ``POST /v1/completions``, field by field, and its faults in OpenAI's words.
-
-Source: openai/openai-openapi, ``CreateCompletionRequest``. Unknown fields are refused, as the original refuses them.
-"""
+"""The body of OpenAI's ``POST /v1/completions``, and its faults in OpenAI's words."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
+from completions.dialects.completion_fields import CompletionFields, StreamOptions
 from completions.domain.errors import InvalidRequestError
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 _MOST_NAMED: Final = 16
 _PROMPT_FORMS: Final = "a string, an array of strings, an array of token ids, or an array of arrays of token ids"
 
-_TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-# fail_fast: one fault of a long array is enough; a report of each would outgrow the body a thousandfold
-_Filled = Field(min_length=1, fail_fast=True)
-_Tokens = Annotated[list[_TokenId], _Filled]
-_PromptValue = str | Annotated[list[str], _Filled] | _Tokens | Annotated[list[_Tokens], _Filled]
-_Penalty = Annotated[float, Field(ge=-2, le=2)]
-_StopText = Annotated[str, Field(min_length=1)]
 
-
-def _known_stop(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
-class StreamOptions(BaseModel):
-    """Only with ``stream``. ``include_obfuscation`` pads chunks on the original; it is accepted, and there is none."""
+class OpenAIStreamOptions(StreamOptions):
+    """Unknown options are refused, too."""
 
     model_config = _STRICT
 
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = None
 
-
-class CompletionBody(BaseModel):
-    """Null is the same as absent, but for ``model``."""
+class CompletionBody(CompletionFields):
+    """Strict: a digit string is no integer, and an unknown field is an error."""
 
     model_config = _STRICT
 
-    model: Annotated[str, Field(min_length=1)]
-    prompt: _PromptValue | None
-    best_of: Annotated[int, Field(ge=0, le=20)] | None = None
-    echo: bool | None = None
-    frequency_penalty: _Penalty | None = None
-    logit_bias: dict[str, Annotated[int, Field(ge=-100, le=100)]] | None = None
-    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
-    n: Annotated[int, Field(ge=1, le=128)] | None = None
-    presence_penalty: _Penalty | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Annotated[list[_StopText], Field(min_length=1, max_length=4), BeforeValidator(_known_stop)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    suffix: str | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    user: str | None = None
+    stream_options: OpenAIStreamOptions | None = None
 
 
 def parse_body(body: bytes) -> CompletionBody:
@@ -89,7 +55,7 @@ def _invalid(faults: list[ErrorDetails]) -> InvalidRequestError:
     return InvalidRequestError(_field_message(first, path), param=param, code=_code(first))
 
 
-def _is_unknown_field(fault: ErrorDetails) -> Literal[True] | bool:
+def _is_unknown_field(fault: ErrorDetails) -> bool:
     return fault["type"] == "extra_forbidden" and len(fault["loc"]) == 1
 
 

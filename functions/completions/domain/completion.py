@@ -77,13 +77,16 @@ class SamplingParams:
 class CompletionRequest:
     """One logical request of any dialect.
 
-    ``best_of`` is always resolved (absent means ``n``). ``logprobs`` is the number of alternatives, 0 for the chosen
-    token alone. ``deadline_ms`` is the caller's own limit, counted from arrival. ``param_names`` maps a canonical
-    parameter to the dialect's spelling where the two differ, so that a refusal names what the caller wrote.
+    ``other_models`` are further readings of the caller's spelling, tried in order after ``model``. ``best_of`` is
+    always resolved (absent means ``n``). ``logprobs`` is the number of alternatives, 0 for the chosen token alone.
+    ``cumulative`` streams repeat all the text so far in each event. ``deadline_ms`` is the caller's own limit, counted
+    from arrival. ``param_names`` maps a canonical parameter to the dialect's spelling where the two differ, so that a
+    refusal names what the caller wrote.
     """
 
     model: str
     prompts: tuple[Prompt, ...]
+    other_models: tuple[str, ...] = ()
     max_tokens: int = 16
     sampling: SamplingParams = SamplingParams()
     stop: tuple[str, ...] = ()
@@ -99,6 +102,7 @@ class CompletionRequest:
     spaces_between_special_tokens: bool = True
     add_special_tokens: bool = True
     stream: bool = False
+    cumulative: bool = False
     include_usage: bool = False
     end_user: str | None = None
     deadline_ms: int | None = None

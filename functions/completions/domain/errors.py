@@ -28,6 +28,9 @@ completion text, credentials or names of the operator's resources; ``detail`` is
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 
 class CompletionError(Exception):
     """``param`` names the caller's field in the dialect's own spelling; ``retry_after`` is seconds."""
@@ -85,8 +88,31 @@ class ModelNotFoundError(CompletionError):
     """No such model, or none that this key may see."""
 
 
+@dataclass(frozen=True, slots=True)
+class LimitStatus:
+    """One limit as a client may see it. ``kind`` is what it counts; ``reset_seconds`` is when it is full again."""
+
+    kind: Literal["requests", "tokens"]
+    limit: int
+    remaining: int
+    reset_seconds: float
+
+
 class RateLimitError(CompletionError):
-    """Too many requests or tokens for now."""
+    """Too many requests or tokens for now; ``status`` is the limit that was hit, when it is one of ours."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+        detail: str | None = None,
+        status: LimitStatus | None = None,
+    ) -> None:
+        super().__init__(message, param=param, code=code, retry_after=retry_after, detail=detail)
+        self.status = status
 
 
 class QuotaExceededError(RateLimitError):

@@ -55,6 +55,10 @@ class Backend(Protocol):
         """How each canonical parameter fares on this route. Every ``Parameter`` has an entry."""
         ...
 
+    def max_stops(self, route: ModelRoute) -> int | None:
+        """How many stop texts one request may hold; ``None`` for any number."""
+        ...
+
     def stream(self, request: CompletionRequest, route: ModelRoute, request_id: str) -> BackendStream:
         """Send the request and return once the container has accepted it.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -18,24 +18,22 @@ from completions.domain.completion import (
     Usage,
 )
 from completions.domain.errors import BackendError, TruncatedStreamError
+from completions.service.stops import joined_logprobs
 
 
 class Tally:
     """Counts while chunks pass: what was used so far, and which choices are finished."""
 
     def __init__(self, choice_count: int) -> None:
-        self._choice_count = choice_count
         self._open = set(range(choice_count))
         self._reported: Usage | None = None
         self._deltas = 0
 
     def add(self, chunk: CompletionChunk) -> None:
-        """Take note of one chunk. Raises ``BackendError`` for a choice that was never asked for."""
+        """Take note of one chunk."""
         if chunk.usage is not None:
             self._reported = chunk.usage
         for delta in chunk.choices:
-            if not 0 <= delta.index < self._choice_count:
-                raise BackendError("The model's answer could not be read.", detail=f"choice index {delta.index}")
             self._deltas += bool(delta.text)
             if delta.finish_reason is not None:
                 self._open.discard(delta.index)
@@ -54,6 +52,15 @@ class Tally:
         """Raises ``TruncatedStreamError`` when a choice never got its finish reason."""
         if not self.finished:
             raise TruncatedStreamError("The model stopped before its answer was complete.")
+
+
+def known_choices(chunks: Iterable[CompletionChunk], choice_count: int) -> Iterator[CompletionChunk]:
+    """``chunks`` as they are. Raises ``BackendError`` for a choice that was never asked for."""
+    for chunk in chunks:
+        for delta in chunk.choices:
+            if not 0 <= delta.index < choice_count:
+                raise BackendError("The model's answer could not be read.", detail=f"choice index {delta.index}")
+        yield chunk
 
 
 @dataclass(slots=True)
@@ -106,14 +113,5 @@ def _mean_logprob(choice: Choice, echoed: Prompt) -> float:
 def _choice(index: int, draft: _Draft) -> Choice:
     if draft.finish_reason is None:
         raise TruncatedStreamError("The model stopped before its answer was complete.")
-    logprobs = _joined(draft.logprobs) if draft.logprobs else None
+    logprobs = joined_logprobs(draft.logprobs) if draft.logprobs else None
     return Choice(index, "".join(draft.texts), draft.finish_reason, logprobs)
-
-
-def _joined(parts: list[Logprobs]) -> Logprobs:
-    return Logprobs(
-        tokens=tuple(token for part in parts for token in part.tokens),
-        token_logprobs=tuple(value for part in parts for value in part.token_logprobs),
-        top_logprobs=tuple(top for part in parts for top in part.top_logprobs),
-        text_offset=tuple(offset for part in parts for offset in part.text_offset),
-    )

@@ -6,7 +6,7 @@ generator's own ``finally`` and not in a background task, which a cancelled resp
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -24,9 +24,10 @@ from completions.domain.errors import (
 from completions.domain.metering import Outcome, Principal, Reservation, Timings, UsageRecord
 from completions.domain.ports import Backend, Clock, Registry, UsageLedger
 from completions.observability import logger
-from completions.service.answer import Tally, best_choices, collect_choices
-from completions.service.infill import with_infill
+from completions.service.answer import Tally, best_choices, collect_choices, known_choices
+from completions.service.infill import infill_stops, with_infill
 from completions.service.parameters import check_parameters
+from completions.service.stops import cut_at_stops
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,20 @@ class CompletionStream:
         self.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is sent where: ``request`` as the container gets it, and ``cut``, the stop texts it is not told."""
+
+    route: ModelRoute
+    request: CompletionRequest
+    cut: tuple[str, ...]
+
+    def pipeline(self, chunks: Iterable[CompletionChunk]) -> Iterable[CompletionChunk]:
+        """The container's chunks as the caller gets them."""
+        known = known_choices(chunks, self.request.choice_count)
+        return cut_at_stops(known, self.cut, self.request) if self.cut else known
+
+
 class CompletionService:
     """See the module. ``stream`` and ``complete`` raise any ``CompletionError``."""
 
@@ -89,47 +104,53 @@ class CompletionService:
         """
         if request.best_of > request.n:
             raise InvalidRequestError("Results of 'best_of' greater than 'n' cannot be streamed.", param="best_of")
-        route, prepared = self._prepare(request, context.principal)
-        return self._open(prepared, route, context)
+        return self._open(self._plan(request, context.principal), context)
 
     def complete(self, request: CompletionRequest, context: CallContext) -> Completion:
         """The whole answer. Upstream is streamed all the same."""
-        route, prepared = self._prepare(request, context.principal)
-        ranked = (
-            request.best_of > request.n and self._backend.capabilities(route)[Parameter.BEST_OF] is Capability.EMULATED
-        )
+        plan = self._plan(request, context.principal)
+        best_of = self._backend.capabilities(plan.route)[Parameter.BEST_OF]
+        ranked = request.best_of > request.n and best_of is Capability.EMULATED
         if ranked:
-            prepared = replace(prepared, n=request.best_of, logprobs=request.logprobs or 0)
-        with self._open(prepared, route, context) as stream:
+            plan = replace(plan, request=replace(plan.request, n=request.best_of, logprobs=request.logprobs or 0))
+        with self._open(plan, context) as stream:
             choices = collect_choices(stream)
         return Completion(stream.model, best_choices(choices, request) if ranked else choices, stream.usage)
 
-    def _prepare(self, request: CompletionRequest, principal: Principal) -> tuple[ModelRoute, CompletionRequest]:
-        route = self._registry.route(request.model)
-        if route is None or not principal.may_use(route.model_id):
-            raise ModelNotFoundError(
-                f"The model '{request.model[:200]}' does not exist or this key has no access to it.",
-                param=request.param_names.get("model", "model"),
-                code="model_not_found",
-            )
-        check_parameters(request, route, self._backend.capabilities(route))
-        return route, with_infill(request, route)
+    def _plan(self, request: CompletionRequest, principal: Principal) -> _Plan:
+        route = self._route(request, principal)
+        capabilities = self._backend.capabilities(route)
+        check_parameters(request, route, capabilities)
+        told = 0 if capabilities[Parameter.STOP] is Capability.EMULATED else self._backend.max_stops(route)
+        untold = () if told is None else request.stop[told:]
+        sent = replace(with_infill(request, route), stop=request.stop[:told])
+        return _Plan(route, sent, (*untold, *infill_stops(request, route)))
 
-    def _open(self, request: CompletionRequest, route: ModelRoute, context: CallContext) -> CompletionStream:
+    def _route(self, request: CompletionRequest, principal: Principal) -> ModelRoute:
+        for name in (request.model, *request.other_models):
+            route = self._registry.route(name)
+            if route is not None and principal.may_use(route.model_id):
+                return route
+        raise ModelNotFoundError(
+            f"The model '{request.model[:200]}' does not exist or this key has no access to it.",
+            param=request.param_names.get("model", "model"),
+            code="model_not_found",
+        )
+
+    def _open(self, plan: _Plan, context: CallContext) -> CompletionStream:
+        chunks = self._run(plan, context)
+        return CompletionStream(plan.route.model_id, next(chunks), chunks)
+
+    def _run(self, plan: _Plan, context: CallContext) -> Generator[CompletionChunk]:
+        request, route = plan.request, plan.route
         deadline = _earliest(context, request)
-        chunks = self._run(request, route, context, deadline)
-        return CompletionStream(route.model_id, next(chunks), chunks)
-
-    def _run(
-        self, request: CompletionRequest, route: ModelRoute, context: CallContext, deadline: float | None
-    ) -> Generator[CompletionChunk]:
         reservation = self._reservation(request, route, context)
         self._ledger.reserve(reservation)
         meter = _Meter(reservation, request.choice_count, context.arrived, self._clock)
         try:
             with self._backend.stream(request, route, context.request_id) as upstream:
                 meter.variant = upstream.variant
-                for chunk in upstream:
+                for chunk in plan.pipeline(upstream):
                     meter.saw(chunk)
                     late = deadline is not None and self._clock.monotonic() > deadline
                     if late and not meter.tally.finished:

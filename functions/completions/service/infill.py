@@ -15,10 +15,11 @@ from completions.domain.errors import InvalidRequestError, UnsupportedParameterE
 
 @dataclass(frozen=True, slots=True)
 class InfillTemplate:
-    """``template`` takes ``{prefix}`` and ``{suffix}``; ``markers`` are the special tokens, none of which may stand in
-    the caller's own text."""
+    """``template`` takes ``{prefix}`` and ``{suffix}``; ``markers`` are the family's special tokens, none of which may
+    stand in the caller's own text nor in the answer; ``cue`` is the one that asks for the middle."""
 
     template: str
+    cue: str
     markers: tuple[str, ...]
 
     def render(self, prefix: str, suffix: str) -> str:
@@ -32,22 +33,34 @@ _QWEN: Final = (
 )
 
 TEMPLATES: Final = {
-    "qwen": InfillTemplate("<|fim_prefix|>{prefix}<|fim_suffix|>{suffix}<|fim_middle|>", _QWEN),
+    "qwen": InfillTemplate("<|fim_prefix|>{prefix}<|fim_suffix|>{suffix}<|fim_middle|>", "<|fim_middle|>", _QWEN),
     "starcoder": InfillTemplate(
         "<fim_prefix>{prefix}<fim_suffix>{suffix}<fim_middle>",
+        "<fim_middle>",
         ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<file_sep>", "<|endoftext|>"),
     ),
-    "codellama": InfillTemplate("<PRE> {prefix} <SUF>{suffix} <MID>", ("<PRE>", "<SUF>", "<MID>", "<EOT>")),
+    "codellama": InfillTemplate("<PRE> {prefix} <SUF>{suffix} <MID>", "<MID>", ("<PRE>", "<SUF>", "<MID>", "<EOT>")),
     "deepseek": InfillTemplate(
         "<｜fim▁begin｜>{prefix}<｜fim▁hole｜>{suffix}<｜fim▁end｜>",  # noqa: RUF001 - the tokens' own characters
+        "<｜fim▁end｜>",  # noqa: RUF001
         ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", "<｜end▁of▁sentence｜>"),  # noqa: RUF001
     ),
     "codegemma": InfillTemplate(
         "<|fim_prefix|>{prefix}<|fim_suffix|>{suffix}<|fim_middle|>",
+        "<|fim_middle|>",
         ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_separator|>", "<end_of_turn>", "<eos>"),
     ),
-    "codestral": InfillTemplate("[SUFFIX]{suffix}[PREFIX]{prefix}", ("[PREFIX]", "[SUFFIX]")),
+    "codestral": InfillTemplate("[SUFFIX]{suffix}[PREFIX]{prefix}", "[PREFIX]", ("[PREFIX]", "[SUFFIX]")),
 }
+
+
+def infill_stops(request: CompletionRequest, route: ModelRoute) -> tuple[str, ...]:
+    """The markers that end an infill, whether we build its prompt from ``suffix`` or the caller did."""
+    template = TEMPLATES.get(route.fim_family or "")
+    if template is None:
+        return ()
+    asked = request.suffix or any(isinstance(prompt, str) and template.cue in prompt for prompt in request.prompts)
+    return template.markers if asked else ()
 
 
 def with_infill(request: CompletionRequest, route: ModelRoute) -> CompletionRequest:

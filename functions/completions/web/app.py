@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated
 
 from fastapi import Depends, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from completions.dialects.dialect import AnswerHead, Dialect, ModelListing, WireReply, WireRequest
+from completions.dialects.dialect import AnswerHead, Dialect, ErrorHead, Resource, WireReply, WireRequest
 from completions.domain.completion import CompletionRequest
 from completions.domain.errors import (
     CompletionError,
     InvalidRequestError,
     MethodNotAllowedError,
-    ModelNotFoundError,
     ServiceError,
     UnknownPathError,
 )
@@ -27,19 +26,31 @@ from completions.web.middleware import RequestMiddleware
 from completions.web.sse import StreamedReply
 
 
-class ListingDialect(Dialect, ModelListing, Protocol):
-    """A dialect that also lists models."""
-
-
 def completions_app(
-    dialect: Dialect, paths: Sequence[str], service: CompletionService, registry: Registry, clock: Clock
+    endpoints: Mapping[str, Dialect], service: CompletionService, registry: Registry, clock: Clock
 ) -> FastAPI:
-    """The app that completes: ``POST`` on each of ``paths``."""
-    app = _app(dialect, clock)
+    """The app that completes: ``POST`` on each path, in the dialect that speaks there."""
+    app = _app(next(iter(endpoints.values())), clock)
+    for path, dialect in endpoints.items():
+        app.add_api_route(path, _completing(dialect, service, registry, clock), methods=["POST"])
+    return app
 
+
+def resources_app(dialect: Dialect, resources: Sequence[Resource], registry: Registry, clock: Clock) -> FastAPI:
+    """The app of a dialect's other routes; each needs a key, and sees the models that key may use."""
+    app = _app(dialect, clock)
+    for resource in resources:
+        app.add_api_route(resource.path, _replying(dialect, resource, registry), methods=[resource.method])
+    return app
+
+
+def _completing(
+    dialect: Dialect, service: CompletionService, registry: Registry, clock: Clock
+) -> Callable[..., Response]:
     def complete(wire: Annotated[WireRequest, Depends(_wire_request)], request: Request) -> Response:
         arrived: Arrival = request.state.arrival
         canonical = _decoded(dialect, wire, registry)
+        request.state.canonical = canonical
         principal = authenticate(dialect, wire, registry, canonical.model)
         context = CallContext(arrived.request_id, principal, dialect.name, arrived.at, arrived.deadline)
         if canonical.stream:
@@ -49,37 +60,23 @@ def completions_app(
         completion = service.complete(canonical, context)
         return _response(dialect.encode(completion, canonical, _head(arrived, completion.model, clock)))
 
-    for path in paths:
-        app.add_api_route(path, complete, methods=["POST"])
-    return app
+    return complete
 
 
-def models_app(dialect: ListingDialect, path: str, registry: Registry, clock: Clock) -> FastAPI:
-    """The app that lists the models a key may use, at ``path`` and ``path/{id}``."""
-    app = _app(dialect, clock)
-
-    def list_models(wire: Annotated[WireRequest, Depends(_wire_request)]) -> Response:
+def _replying(dialect: Dialect, resource: Resource, registry: Registry) -> Callable[..., Response]:
+    def reply(wire: Annotated[WireRequest, Depends(_wire_request)]) -> Response:
         principal = authenticate(dialect, wire, registry)
         visible = [route for route in registry.routes() if principal.may_use(route.model_id)]
-        return _response(dialect.encode_models(visible))
+        return _response(resource.reply(wire, principal, visible))
 
-    def retrieve_model(model: str, wire: Annotated[WireRequest, Depends(_wire_request)]) -> Response:
-        principal = authenticate(dialect, wire, registry, model)
-        route = registry.route(model)
-        if route is None or not principal.may_use(route.model_id):
-            raise ModelNotFoundError(f"The model '{model[:200]}' does not exist.", param="model")
-        return _response(dialect.encode_model(route))
-
-    app.add_api_route(path, list_models, methods=["GET"])
-    app.add_api_route(path + "/{model:path}", retrieve_model, methods=["GET"])  # ids may contain slashes
-    return app
+    return reply
 
 
 def _app(dialect: Dialect, clock: Clock) -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_middleware(RequestMiddleware, clock=clock, encode_error=dialect.encode_error)
-    app.add_exception_handler(CompletionError, _error_handler(dialect))
-    app.add_exception_handler(HTTPException, _error_handler(dialect))
+    app.add_exception_handler(CompletionError, _error_handler(dialect, clock))
+    app.add_exception_handler(HTTPException, _error_handler(dialect, clock))
     app.add_api_route("/healthz", _health, methods=["GET"])  # what Lambda Web Adapter waits for
     return app
 
@@ -95,6 +92,7 @@ async def _wire_request(request: Request) -> WireRequest:
         query=dict(request.query_params),
         headers=dict(request.headers),
         body=await request.body(),
+        path_parameters=request.path_params,
     )
 
 
@@ -107,7 +105,7 @@ def _decoded(dialect: Dialect, wire: WireRequest, registry: Registry) -> Complet
         raise
 
 
-def _error_handler(dialect: Dialect) -> Callable[[Request, Exception], Response]:
+def _error_handler(dialect: Dialect, clock: Clock) -> Callable[[Request, Exception], Response]:
     def handle(request: Request, error: Exception) -> Response:
         canonical = _canonical(request, error)
         request_id = request.state.arrival.request_id
@@ -115,7 +113,9 @@ def _error_handler(dialect: Dialect) -> Callable[[Request, Exception], Response]
             logger.warning(
                 "request_failed", request_id=request_id, error=type(canonical).__name__, detail=canonical.detail
             )
-        return _response(dialect.encode_error(canonical, request_id))
+        understood: CompletionRequest | None = getattr(request.state, "canonical", None)
+        head = ErrorHead(request_id, clock.now().timestamp(), understood)
+        return _response(dialect.encode_error(canonical, head))
 
     return handle
 

@@ -10,13 +10,13 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from completions.dialects.dialect import WireReply
+from completions.dialects.dialect import ErrorHead, WireReply
 from completions.domain.errors import CompletionError, ServiceError
 from completions.domain.ports import Clock
 from completions.observability import logger
 from completions.web.arrival import arrival
 
-EncodeError = Callable[[CompletionError, str], WireReply]
+EncodeError = Callable[[CompletionError, ErrorHead], WireReply]
 
 
 class RequestMiddleware:
@@ -49,7 +49,8 @@ class RequestMiddleware:
             log_unexpected(error, arrived.request_id)
             if sent["status"] is not None:  # too late for a reply: let the server cut the connection
                 raise ConnectionAbortedError("the response broke off; see unexpected_error") from None
-            reply = self._encode_error(ServiceError("The server had an error processing your request."), "")
+            head = ErrorHead(arrived.request_id, self._clock.now().timestamp())
+            reply = self._encode_error(ServiceError("The server had an error processing your request."), head)
             await send_reply(reply, observed)
         finally:
             logger.info(

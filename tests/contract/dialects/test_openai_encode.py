@@ -11,8 +11,9 @@ import httpx2 as httpx
 import openai
 import pytest
 
-from completions.dialects.dialect import AnswerHead, WireReply
+from completions.dialects.dialect import AnswerHead, ErrorHead, WireReply, WireRequest
 from completions.dialects.openai import OpenAIDialect
+from completions.domain.catalog import ModelRoute
 from completions.domain.completion import (
     Choice,
     ChoiceDelta,
@@ -44,7 +45,7 @@ from completions.domain.errors import (
     UnknownPathError,
     UnsupportedParameterError,
 )
-from fakes import all_error_classes, delta, request, route
+from fakes import all_error_classes, delta, principal, request, route
 
 DIALECT = OpenAIDialect()
 HEAD = AnswerHead("request-1", 1_767_268_800, "demo", 12)
@@ -339,6 +340,9 @@ ERRORS: dict[type[CompletionError], tuple[int, str, str | None]] = {
 }
 
 
+HEAD_OF_ERROR = ErrorHead("request-1", now=0)
+
+
 def test_every_error_class_has_a_row() -> None:
     assert set(ERRORS) == all_error_classes()
 
@@ -346,25 +350,28 @@ def test_every_error_class_has_a_row() -> None:
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
 def test_each_error_class_has_its_status_type_and_code(kind: type[CompletionError]) -> None:
     status, name, code = ERRORS[kind]
-    reply = DIALECT.encode_error(kind("So it went."), "request-1")
+    reply = DIALECT.encode_error(kind("So it went."), HEAD_OF_ERROR)
     assert (reply.status, reply.media_type) == (status, "application/json")
     assert json.loads(reply.body) == {"error": {"message": "So it went.", "type": name, "param": None, "code": code}}
 
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
 def test_an_errors_own_field_and_code_win(kind: type[CompletionError]) -> None:
-    error = json.loads(DIALECT.encode_error(kind("m", param="prompt", code="own"), "request-1").body)["error"]
+    error = json.loads(DIALECT.encode_error(kind("m", param="prompt", code="own"), HEAD_OF_ERROR).body)["error"]
     assert (error["param"], error["code"]) == ("prompt", "own")
 
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
 def test_an_errors_detail_is_never_sent(kind: type[CompletionError]) -> None:
-    assert b"hidden" not in DIALECT.encode_error(kind("m", detail="hidden"), "request-1").body
+    assert b"hidden" not in DIALECT.encode_error(kind("m", detail="hidden"), HEAD_OF_ERROR).body
 
 
 @pytest.mark.parametrize(("status", "kind"), [(ERRORS[kind][0], kind) for kind in ERRORS])
 def test_the_official_sdk_raises_its_class_for_each_status(status: int, kind: type[CompletionError]) -> None:
-    with sdk(DIALECT.encode_error(kind("So it went."), "r")) as client, pytest.raises(openai.APIStatusError) as caught:
+    with (
+        sdk(DIALECT.encode_error(kind("So it went."), HEAD_OF_ERROR)) as client,
+        pytest.raises(openai.APIStatusError) as caught,
+    ):
         client.completions.create(model="demo", prompt="ab")
     assert (caught.value.status_code, caught.value.code) == (status, ERRORS[kind][2])
 
@@ -376,33 +383,60 @@ def test_the_official_sdk_raises_its_class_for_each_status(status: int, kind: ty
 def test_the_time_to_wait_is_told_in_seconds_and_milliseconds(
     retry_after: float, seconds: str, milliseconds: str
 ) -> None:
-    headers = DIALECT.encode_error(RateLimitError("m", retry_after=retry_after), "request-1").headers
+    headers = DIALECT.encode_error(RateLimitError("m", retry_after=retry_after), HEAD_OF_ERROR).headers
     assert (headers["retry-after"], headers["retry-after-ms"]) == (seconds, milliseconds)
 
 
 def test_nothing_is_said_about_waiting_when_nothing_is_known() -> None:
-    assert DIALECT.encode_error(RateLimitError("m"), "request-1").headers == {}
+    assert DIALECT.encode_error(RateLimitError("m"), HEAD_OF_ERROR).headers == {}
 
 
 def test_a_used_up_quota_is_not_to_be_retried() -> None:
-    assert DIALECT.encode_error(QuotaExceededError("m"), "request-1").headers["x-should-retry"] == "false"
+    assert DIALECT.encode_error(QuotaExceededError("m"), HEAD_OF_ERROR).headers["x-should-retry"] == "false"
 
 
 # Models
 
 
+def listed(method: str, path: str, wire: WireRequest, *routes: ModelRoute) -> WireReply:
+    """What the resource at ``path`` replies."""
+    (resource,) = [one for one in DIALECT.model_resources() if (one.method, one.path) == (method, path)]
+    return resource.reply(wire, principal(), routes)
+
+
+LIST = WireRequest("GET", "/v1/models", {}, {}, b"")
+ONE = WireRequest("GET", "/v1/models/org/demo", {}, {}, b"", {"model": "org/demo"})
+
+
 def test_a_model_byte_for_byte() -> None:
-    assert DIALECT.encode_model(route(model_id="org/demo", created=7, owned_by="us")).body == (
+    demo = route(model_id="org/demo", created=7, owned_by="us")
+    assert listed("GET", "/v1/models/{model:path}", ONE, demo).body == (
         b'{"id":"org/demo","object":"model","created":7,"owned_by":"us"}'
     )
 
 
+def test_a_model_is_found_by_its_alias() -> None:
+    demo = route(model_id="demo", aliases=("org/demo",))
+    assert json.loads(listed("GET", "/v1/models/{model:path}", ONE, demo).body)["id"] == "demo"
+
+
+def test_a_model_that_is_not_there_is_not_found() -> None:
+    with pytest.raises(ModelNotFoundError, match="org/demo"):
+        listed("GET", "/v1/models/{model:path}", ONE)
+
+
+def test_a_model_cannot_be_deleted() -> None:
+    with pytest.raises(PermissionDeniedError):
+        listed("DELETE", "/v1/models/{model:path}", ONE)
+
+
 def test_a_list_of_models_byte_for_byte() -> None:
-    assert DIALECT.encode_models([route(model_id="a", created=1), route(model_id="b", created=2)]).body == (
+    models = [route(model_id="a", created=1), route(model_id="b", created=2)]
+    assert listed("GET", "/v1/models", LIST, *models).body == (
         b'{"object":"list","data":[{"id":"a","object":"model","created":1,"owned_by":"organization"},'
         b'{"id":"b","object":"model","created":2,"owned_by":"organization"}]}'
     )
 
 
 def test_an_empty_list_of_models_byte_for_byte() -> None:
-    assert DIALECT.encode_models([]).body == b'{"object":"list","data":[]}'
+    assert listed("GET", "/v1/models", LIST).body == b'{"object":"list","data":[]}'

@@ -1,0 +1,115 @@
+"""The request fields that OpenAI's completions and the APIs modelled on them share: types, ranges, and what they mean.
+
+Source: openai/openai-openapi, ``CreateCompletionRequest``. How strictly a value is read, and what becomes of an unknown
+field, is each dialect's own ``model_config``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, Field
+
+from completions.domain.completion import CompletionRequest, Prompt, SamplingParams
+from completions.domain.errors import InvalidRequestError
+
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+# fail_fast: one fault of a long array is enough; a report of each would outgrow the body a thousandfold
+Filled = Field(min_length=1, fail_fast=True)
+TokenPrompt = Annotated[list[TokenId], Filled]
+PromptValue = str | Annotated[list[str], Filled] | TokenPrompt | Annotated[list[TokenPrompt], Filled]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+StopText = Annotated[str, Field(min_length=1)]
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+class StreamOptions(BaseModel):
+    """Only with ``stream``. ``include_obfuscation`` pads chunks on the original; it is accepted, and there is none."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class CompletionFields(BaseModel):
+    """Null is the same as absent, but for ``model``."""
+
+    model: Annotated[str, Field(min_length=1)]
+    prompt: PromptValue | None
+    best_of: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, Annotated[int, Field(ge=-100, le=100)]] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    presence_penalty: Penalty | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Annotated[list[StopText], Field(min_length=1, max_length=4), BeforeValidator(_listed)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    suffix: str | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    user: str | None = None
+
+    def check_interactions(self) -> None:
+        """The rules that hold between fields. Raises ``InvalidRequestError`` naming the one at fault."""
+        n = self.n or 1
+        best_of = self.best_of or n
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError(
+                "The 'stream_options' parameter is only allowed when 'stream' is enabled.", param="stream_options"
+            )
+        if best_of < n:
+            raise InvalidRequestError("'best_of' must be at least 'n'.", param="best_of")
+        if self.stream and best_of > n:
+            raise InvalidRequestError("Results of 'best_of' greater than 'n' cannot be streamed.", param="best_of")
+        if self.logit_bias and not all(key.isascii() and key.isdecimal() for key in self.logit_bias):
+            raise InvalidRequestError("The keys of 'logit_bias' must be token ids.", param="logit_bias")
+
+    def to_request(self, **more: Any) -> CompletionRequest:
+        """The canonical request; ``more`` sets what only the dialect knows, ``sampling`` included.
+
+        An absent ``best_of`` is ``n``: taking its documented default of 1 would refuse valid requests.
+        """
+        n = self.n or 1
+        fields: dict[str, Any] = {
+            "model": self.model,
+            "prompts": self._prompts(),
+            "max_tokens": 16 if self.max_tokens is None else self.max_tokens,
+            "sampling": SamplingParams(**self.sampling_values()),
+            "stop": tuple(self.stop or ()),
+            "n": n,
+            "best_of": self.best_of or n,
+            "echo": self.echo or False,
+            "logprobs": self.logprobs,
+            "suffix": self.suffix or None,
+            "stream": self.stream or False,
+            "include_usage": bool(self.stream_options and self.stream_options.include_usage),
+            "end_user": self.user,
+            "param_names": {"prompts": "prompt", "token_prompt": "prompt", "prompt_batch": "prompt"},
+        }
+        return CompletionRequest(**{**fields, **more})
+
+    def sampling_values(self) -> dict[str, Any]:
+        """Arguments of ``SamplingParams``."""
+        return {
+            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "top_p": 1.0 if self.top_p is None else self.top_p,
+            "presence_penalty": self.presence_penalty or 0.0,
+            "frequency_penalty": self.frequency_penalty or 0.0,
+            "logit_bias": {int(token): bias for token, bias in (self.logit_bias or {}).items()},
+            "seed": self.seed,
+        }
+
+    def _prompts(self) -> tuple[Prompt, ...]:
+        """A list of integers is one prompt; null or an empty text is one empty prompt, the start of a document."""
+        value = self.prompt
+        if value is None or isinstance(value, str):
+            return (value or "",)
+        if isinstance(value[0], int):
+            return (tuple(token for token in value if isinstance(token, int)),)
+        return tuple(item if isinstance(item, str) else tuple(item) for item in value if not isinstance(item, int))
