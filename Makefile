@@ -1,5 +1,5 @@
 # Every command of the project. Each one sets itself up: only Python >= 3.11 with pip is expected of the machine.
-# Conventions: PORT for `make serve`, ARCH (arm64 or x86_64) for `make build`.
+# Conventions: PORT, ARGS and EXTRA for `make serve`, ARCH (arm64 or x86_64) for `make build`.
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -13,6 +13,7 @@ export SAM_CLI_TELEMETRY := 0
 ARCH ?= arm64
 export ARCHITECTURE := $(ARCH)
 RUN := uv run --frozen --quiet
+WITH_EXTRA := $(if $(EXTRA),--extra $(EXTRA))
 PARALLEL := --numprocesses auto --maxprocesses 4
 EXPORT := uv export --frozen --no-default-groups --no-emit-project --no-header 2>/dev/null
 
@@ -23,10 +24,10 @@ setup:  ## Install what the other targets need into .venv (and uv into .tools wh
 	@command -v uv >/dev/null || { echo "setup: uv is missing, installing it into .tools"; \
 	  python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --target "$(TOOLS)" uv; }
 	@test -d .venv || echo "setup: creating .venv with the locked dependencies"
-	@uv sync --frozen --quiet
+	@uv sync --frozen --quiet $(WITH_EXTRA)
 
-serve: setup  ## Run the whole service on this machine, until Ctrl-C
-	@exec $(RUN) completions serve
+serve: setup  ## Run the whole service on this machine, until Ctrl-C; ARGS="--help" for its options
+	@exec $(RUN) $(WITH_EXTRA) completions serve $(ARGS)
 
 test: setup  ## Run the tests
 	@$(RUN) pytest $(PARALLEL)

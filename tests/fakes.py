@@ -129,10 +129,11 @@ class ScriptedBackend(Backend):
 
 
 class ScriptedStream(BackendStream):
-    """``closed`` tells whether its reader let go of it."""
+    """``closed`` tells whether its reader let go of it, ``waits`` how long each wait was allowed to be."""
 
     def __init__(self, script: Sequence[ScriptItem], variant: str | None) -> None:
         self.closed = False
+        self.waits: list[float] = []
         self._items = iter(script)
         self._variant = variant
 
@@ -151,6 +152,9 @@ class ScriptedStream(BackendStream):
                 raise item
             item()
         raise StopIteration
+
+    def limit_wait(self, seconds: float) -> None:
+        self.waits.append(seconds)
 
     def close(self) -> None:
         self.closed = True

@@ -58,7 +58,9 @@ def build_parts(settings: Settings | None = None) -> Parts:
     dynamodb = build_dynamodb_client()
     return Parts(
         registry=DynamoRegistry(dynamodb, settings.registry_table, clock, settings.registry_cache_seconds),
-        backend=SageMakerBackend(build_sagemaker_client(settings), {"vllm": VllmCodec()}),
+        backend=SageMakerBackend(
+            build_sagemaker_client(settings), {"vllm": VllmCodec()}, settings.upstream_read_timeout
+        ),
         ledger=DynamoUsageLedger(dynamodb, settings.usage_table, settings.usage_retention_days),
         clock=clock,
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from completions.dialects.openai_wire import EXTRA_FIELDS
 
 
 class SettingsError(Exception):
@@ -21,9 +23,25 @@ class Settings(BaseModel):
     usage_table: str = Field(min_length=1)
     registry_cache_seconds: float = Field(default=30, ge=0)
     usage_retention_days: int = Field(default=400, ge=1)
+    openai_extra_fields: frozenset[str] = frozenset()
+    """Request fields beyond OpenAI's own that its dialect lets through, separated by commas."""
+    sourcegraph_default_model: str | None = None
+    """What an empty ``model`` means, and what editors are told to complete with."""
     upstream_connect_timeout: float = Field(default=3, gt=0)
     upstream_read_timeout: float = Field(default=60, gt=0)
     """Seconds between two reads: the longest prefill, and the longest gap between two tokens."""
+
+    @field_validator("openai_extra_fields", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return {name.strip() for name in value.split(",")} - {""} if isinstance(value, str) else value
+
+    @field_validator("openai_extra_fields")
+    @classmethod
+    def _known(cls, names: frozenset[str]) -> frozenset[str]:
+        if unknown := sorted(names - EXTRA_FIELDS):
+            raise ValueError(f"no such field: {', '.join(unknown)}; there are {', '.join(sorted(EXTRA_FIELDS))}")
+        return names
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:

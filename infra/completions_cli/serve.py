@@ -9,11 +9,15 @@ import threading
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
-from completions_cli.local.environment import remove_environment, write_environment
+from completions_cli.local.environment import FolderTakenError, published_environment, require_free_folder
+
+if TYPE_CHECKING:
+    from completions_cli.local.stack import LocalStack
 
 
 class ResponseMode(StrEnum):
@@ -35,6 +39,9 @@ def serve(  # noqa: PLR0917 - every argument is an option of the command
         str | None, typer.Option(help="Base URL of an OpenAI-compatible server to ask instead of the embedded model.")
     ] = None,
     upstream_model: Annotated[str | None, typer.Option(help="The model name that server wants.")] = None,
+    upstream_key: Annotated[
+        str | None, typer.Option(envvar="UPSTREAM_KEY", help="The bearer token that server wants.")
+    ] = None,
     gguf: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="A GGUF file for llama.cpp (extra: llama).")
     ] = None,
@@ -46,13 +53,12 @@ def serve(  # noqa: PLR0917 - every argument is an option of the command
 ) -> None:
     """Run gateway, handlers, SageMaker stand-in, model and DynamoDB here, until Ctrl-C."""
     started = time.monotonic()
-    if sum(value is not None for value in (upstream, gguf)) > 1:
-        raise typer.BadParameter("--upstream and --gguf exclude each other")
+    _check_options(upstream, gguf, upstream_model is not None or upstream_key is not None)
     os.environ["POWERTOOLS_LOG_LEVEL"] = "INFO" if verbose else "CRITICAL"
     # imported here: the handlers behind it read the environment, and --help should not pay for them
     from completions_cli.local.gguf import LlamaMissingError  # noqa: PLC0415
     from completions_cli.local.server import PortTakenError  # noqa: PLC0415
-    from completions_cli.local.stack import StackOptions, running_stack  # noqa: PLC0415
+    from completions_cli.local.stack import StackError, StackOptions, running_stack  # noqa: PLC0415
     from completions_cli.local.template import TemplateError  # noqa: PLC0415
 
     options = StackOptions(
@@ -63,28 +69,49 @@ def serve(  # noqa: PLR0917 - every argument is an option of the command
         dynamodb_url=dynamodb_url,
         upstream=upstream,
         upstream_model=upstream_model,
+        upstream_key=upstream_key,
         gguf=gguf,
     )
 
     stopped = threading.Event()
+
+    def stop(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+        stopped.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
+        signal.signal(number, stop)
     try:
-        with running_stack(options) as stack:
-            write_environment(stack.environment)
-            typer.echo(_banner(stack.base_url, stack.key, stack.models, stack.sagemaker.url))
+        require_free_folder()
+        with running_stack(options) as stack, published_environment(stack.environment):
+            typer.echo(_banner(stack, _model_name(upstream, gguf)))
             typer.echo(f"Ready in {time.monotonic() - started:.1f} s. Ctrl-C stops everything.")
             stopped.wait()
-            remove_environment()
-    except (PortTakenError, TemplateError, LlamaMissingError) as error:
+    except (FolderTakenError, PortTakenError, TemplateError, LlamaMissingError, StackError) as error:
         typer.echo(f"completions serve: {error}", err=True)
         raise typer.Exit(1) from None
 
 
-def _banner(base_url: str, key: str, models: tuple[str, ...], sagemaker_url: str) -> str:
+def _check_options(upstream: str | None, gguf: Path | None, names_upstream: bool) -> None:
+    if upstream is not None and gguf is not None:
+        raise typer.BadParameter("--upstream and --gguf exclude each other")
+    if upstream is None and names_upstream:
+        raise typer.BadParameter("--upstream-model and --upstream-key need --upstream")
+    if upstream is not None and (urlsplit(upstream).scheme not in ("http", "https") or not urlsplit(upstream).netloc):
+        raise typer.BadParameter(f"--upstream {upstream}: not an http:// or https:// URL")
+
+
+def _model_name(upstream: str | None, gguf: Path | None) -> str:
+    if upstream is not None:
+        return f"the model is the one behind {upstream}"
+    return "the model is a small n-gram stand-in for a GPU" if gguf is None else f"the model is {gguf.name}"
+
+
+def _banner(stack: LocalStack, model_name: str) -> str:
+    base_url, key, models, sagemaker_url = stack.base_url, stack.key, stack.models, stack.sagemaker.url
     body = json.dumps({"model": models[0], "prompt": "def main():\n", "max_tokens": 48, "temperature": 0})
     return f"""
-Completions gateway, local: the model is a small n-gram stand-in for a GPU.
+Completions gateway, local: {model_name}.
 
   base URL  {base_url}/v1
   API key   {key}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import closing
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -12,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from completions_cli.local.environment import use_local_environment
+from completions_cli.local.environment import NoStackError, use_local_environment
 
 if TYPE_CHECKING:
     from completions.metering.items import RecordItem
@@ -26,22 +27,25 @@ def usage(
     if local:
         try:
             use_local_environment()
-        except FileNotFoundError:
-            _fail("no local stack runs from this folder; start one with `make serve`")
+        except NoStackError as error:
+            _fail(str(error))
         table = os.environ["USAGE_TABLE"]
     if not table:
         _fail("no table: set USAGE_TABLE or --table, or use --local")
     from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - --help should not pay for boto3
 
     from completions.bootstrap import build_dynamodb_client  # noqa: PLC0415
-    from completions.metering.dynamodb import day_records  # noqa: PLC0415
+    from completions.metering.dynamodb import day_records, open_claims  # noqa: PLC0415
 
     today = datetime.now(UTC).date()
     try:
-        records = list(day_records(build_dynamodb_client(), table, today))
+        with closing(build_dynamodb_client()) as client:
+            records = list(day_records(client, table, today))
+            unsettled = open_claims(client, table, today)
     except (ClientError, BotoCoreError) as error:
         _fail(f"table {table}: {error}")
     Console().print(usage_table(records, today))
+    typer.echo(f"claimed and not settled (in progress, or lost in a crash): {unsettled}")
 
 
 def usage_table(records: Iterable[RecordItem], day: date) -> Table:

@@ -7,9 +7,11 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 
 import httpx2 as httpx
 import pytest
@@ -178,7 +180,7 @@ def test_a_gguf_file_without_the_extra_says_how_to_get_it(project_root: Path, tm
     template = str(project_root / "template.yaml")
     reply = run([COMMAND, "serve", "--port", "0", "--template", template, "--gguf", str(model)], tmp_path)
     assert reply.returncode == 1
-    assert "uv run --extra llama" in reply.stderr
+    assert "make serve EXTRA=llama" in reply.stderr
     assert reply.stderr.count("\n") == 1
 
 
@@ -191,3 +193,66 @@ def test_a_dead_upstream_is_a_503(project_root: Path, tmp_path: Path) -> None:
         reply = httpx.post(f"{base_url[1]}/v1/completions", json=body, headers={"Authorization": "Bearer sk-local"})
     assert reply.status_code == 503
     assert reply.json()["error"]["type"] == "server_error"
+
+
+def test_a_folder_has_one_stack_and_keeps_its_environment(project_root: Path, tmp_path: Path) -> None:
+    template = str(project_root / "template.yaml")
+    with serving(tmp_path, Path(template)):
+        second = run([COMMAND, "serve", "--port", "0", "--template", template], tmp_path)
+        usage = run([COMMAND, "usage", "--local"], tmp_path)
+
+    assert second.returncode == 1
+    assert re.fullmatch(
+        r"completions serve: another local stack \(process \d+\) runs from this folder; stop it first\n", second.stderr
+    )
+    assert usage.returncode == 0
+
+
+def test_what_a_killed_stack_left_behind_does_not_count(project_root: Path, tmp_path: Path) -> None:
+    with serving(tmp_path, project_root / "template.yaml") as (process, _):
+        process.kill()
+        process.wait()
+    assert run([COMMAND, "usage", "--local"], tmp_path).returncode == 1
+    with serving(tmp_path, project_root / "template.yaml") as (_, text):
+        assert "Ready" in text
+
+
+@pytest.mark.parametrize("mode", ["streamed", "buffered"])
+def test_a_signal_ends_an_answer_in_progress_and_settles_it(project_root: Path, tmp_path: Path, mode: str) -> None:
+    options = ("--tokens-per-second", "0.05", "--response-mode", mode)
+    with serving(tmp_path, project_root / "template.yaml", *options) as (process, text):
+        base_url = re.search(r"base URL +(\S+)/v1", text)
+        assert base_url is not None
+        body = {"model": "demo", "prompt": "import os\n", "max_tokens": 5, "stream": True}
+        asked = Thread(target=ask, args=(f"{base_url[1]}/v1/completions", body))
+        asked.start()
+        time.sleep(1)  # the request is with the model by now, which takes twenty seconds for a token
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=15) == 0
+        asked.join()
+        assert process.stdout is not None
+        assert "Traceback" not in process.stdout.read()
+
+
+def ask(url: str, body: dict[str, object]) -> None:
+    with suppress(httpx.HTTPError):
+        httpx.post(url, json=body, headers={"Authorization": "Bearer sk-local"}, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--dynamodb-url", "foo"), "DynamoDB at foo"),
+        (("--dynamodb-url", "http://127.0.0.1:9"), "DynamoDB at http://127.0.0.1:9"),
+        (("--upstream", "foo"), "not an http"),
+        (("--upstream-model", "foo"), "need --upstream"),
+    ],
+)
+def test_an_option_that_cannot_work_says_so_without_a_traceback(
+    project_root: Path, tmp_path: Path, options: tuple[str, ...], words: str
+) -> None:
+    template = str(project_root / "template.yaml")
+    reply = run([COMMAND, "serve", "--port", "0", "--template", template, *options], tmp_path)
+    assert reply.returncode != 0
+    assert words in reply.stderr
+    assert "Traceback" not in reply.stderr

@@ -17,7 +17,7 @@ from completions.domain.catalog import Capability, ModelPrice, ModelRoute, Param
 from completions.domain.completion import Usage
 from completions.domain.errors import BackendUnavailableError, DuplicateRequestError, MeteringError
 from completions.domain.metering import Outcome, Principal, Reservation, Timings, UsageRecord
-from completions.metering.dynamodb import DynamoUsageLedger, day_records
+from completions.metering.dynamodb import DynamoUsageLedger, day_records, open_claims
 from completions.registry.dynamodb import DynamoRegistry, put_key, put_model
 from completions_cli.local.tables import create_tables, moto_dynamodb
 from fakes import ManualClock
@@ -119,6 +119,25 @@ def test_key_and_model_are_one_read_and_a_warm_request_none(client: DynamoDBClie
         client.meta.events.unregister("before-call.dynamodb", unique_id="count")
 
 
+def test_a_flood_of_wrong_keys_does_not_make_a_known_key_unknown(client: DynamoDBClient) -> None:
+    put_key(client, "RegistryTable", "d4", PRINCIPAL)
+    put_model(client, "RegistryTable", ROUTE)
+    registry = DynamoRegistry(client, "RegistryTable", ManualClock(), cache_seconds=30, most_cached=10)
+    assert registry.principal("d4") == PRINCIPAL
+    for number in range(12):
+        assert registry.principal(f"wrong-{number}") is None
+
+    assert registry.principal("d4", next_model="coder") == PRINCIPAL
+    assert registry.route("coder") == ROUTE
+
+
+@pytest.mark.parametrize("name", ["", "x" * 1025, "é" * 600])
+def test_a_name_that_can_be_no_key_is_an_unknown_model(client: DynamoDBClient, name: str) -> None:
+    registry = DynamoRegistry(client, "RegistryTable", ManualClock(), cache_seconds=30)
+    assert registry.principal("nobody", next_model=name) is None
+    assert registry.route(name) is None
+
+
 def test_an_item_that_cannot_be_read_says_so_without_its_content(client: DynamoDBClient) -> None:
     client.put_item(
         TableName="RegistryTable",
@@ -199,6 +218,7 @@ def test_a_day_lists_its_settled_records_alone(client: DynamoDBClient, ledger: D
 
     listed = list(day_records(client, "UsageTable", day.date()))
     assert sorted(record.request_id for record in listed) == sorted(f"day-{number}" for number in range(1, 40, 2))
+    assert open_claims(client, "UsageTable", day.date()) == 20
 
 
 def test_a_table_that_cannot_be_reached_is_an_error_of_its_own() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import pkgutil
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -162,3 +165,34 @@ def test_a_client_that_hangs_up_leaves_one_settled_record(
     assert record.outcome == "aborted"
     assert 0 < record.completion_tokens < 200
     assert record.prompt_tokens > 0
+
+
+class ShortOfTime:
+    """Lambda's context with three seconds left, half of which the service keeps for itself."""
+
+    aws_request_id = "short-of-time"
+
+    def get_remaining_time_in_millis(self) -> int:
+        return 3_000
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_silent_model_is_given_up_in_time_to_answer_and_settle(
+    ledger: LedgerReader, faults: LocalStack, project_root: Path, stream: bool
+) -> None:
+    script(faults, Fault(delay_ms=10_000))
+    event = json.loads((project_root / "events" / "openai_completions.json").read_text())
+    event["requestContext"]["requestId"] = f"silent-{stream}"
+    event["body"] = json.dumps({**REQUEST, "stream": stream})
+    handler = pkgutil.resolve_name("completions.handlers.openai_completions:handler")
+
+    with asyncio.Runner() as runner:
+        asyncio.set_event_loop(runner.get_loop())
+        started = time.monotonic()
+        reply = handler(event, ShortOfTime())
+        elapsed = time.monotonic() - started
+        asyncio.set_event_loop(None)
+
+    assert reply["statusCode"] == 504
+    assert elapsed < 3
+    assert ledger.settled(f"silent-{stream}").outcome == "failed"

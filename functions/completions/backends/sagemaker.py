@@ -26,14 +26,15 @@ MAX_BODY_BYTES: Final = 6_291_456
 
 
 class SageMakerBackend(Backend):
-    """``codecs`` maps a container family to its codec.
+    """``codecs`` maps a container family to its codec; ``read_timeout`` is the client's, in seconds.
 
     The client must make one attempt a call (``total_max_attempts`` 1): a retry after a read timeout pays the GPU twice.
     """
 
-    def __init__(self, client: SageMakerRuntimeClient, codecs: Mapping[str, Codec]) -> None:
+    def __init__(self, client: SageMakerRuntimeClient, codecs: Mapping[str, Codec], read_timeout: float) -> None:
         self._client = client
         self._codecs = codecs
+        self._read_timeout = read_timeout
 
     def capabilities(self, route: ModelRoute) -> Mapping[Parameter, Capability]:
         return {**self._codec(route).capabilities(route), **route.capabilities}
@@ -55,7 +56,11 @@ class SageMakerBackend(Backend):
         except CALL_FAILURES as error:
             raise call_error(error, codec) from error
         return _SageMakerStream(
-            response["Body"], codec, codec.decoder(request), response.get("InvokedProductionVariant")
+            response["Body"],
+            codec,
+            codec.decoder(request),
+            variant=response.get("InvokedProductionVariant"),
+            read_timeout=self._read_timeout,
         )
 
     def _codec(self, route: ModelRoute) -> Codec:
@@ -68,11 +73,14 @@ class SageMakerBackend(Backend):
 
 
 class _SageMakerStream(BackendStream):
-    def __init__(self, body: Any, codec: Codec, decoder: StreamDecoder, variant: str | None) -> None:
+    def __init__(
+        self, body: Any, codec: Codec, decoder: StreamDecoder, *, variant: str | None, read_timeout: float
+    ) -> None:
         # boto3-stubs type the body by its events alone; it is botocore's EventStream, which also closes
         self._body = body
         self._codec = codec
         self._variant = variant
+        self._read_timeout = read_timeout
         self._records = records(event["PayloadPart"]["Bytes"] for event in body)
         self._decoder = decoder
 
@@ -93,6 +101,12 @@ class _SageMakerStream(BackendStream):
             raise stream_error(error, self._codec) from error
         self._decoder.finish()
         raise StopIteration
+
+    def limit_wait(self, seconds: float) -> None:
+        # botocore has no timeout for one call; the next request on this connection sets its own again
+        connection = self._body._raw_stream.connection
+        if connection is not None and connection.sock is not None:
+            connection.sock.settimeout(min(seconds, self._read_timeout))
 
     def close(self) -> None:
         self._body.close()

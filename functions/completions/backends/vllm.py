@@ -159,6 +159,7 @@ class _VllmStreamDecoder(StreamDecoder):
         self._done = False
         self._prompt_tokens: dict[int, int] = {}
         self._completion_tokens: dict[int, int] = {}
+        self._cached_tokens: dict[int, int] = {}
 
     def decode(self, record: bytes) -> CompletionChunk | None:
         if record == DONE:
@@ -180,7 +181,7 @@ class _VllmStreamDecoder(StreamDecoder):
 
     def finish(self) -> None:
         if not self._done:
-            raise TruncatedStreamError("The model stopped before its answer was complete.")
+            raise TruncatedStreamError
 
     def _running_usage(self, choices: tuple[_WireChoice, ...], usage: _WireUsage) -> Usage:
         """Totals so far. The usage beside a choice counts that choice and its prompt alone; the last record, which has
@@ -191,24 +192,17 @@ class _VllmStreamDecoder(StreamDecoder):
             return Usage(usage.prompt_tokens, usage.completion_tokens, cached)
         for choice in choices:
             self._prompt_tokens[choice.index // self._n] = usage.prompt_tokens
+            self._cached_tokens[choice.index // self._n] = cached
             self._completion_tokens[choice.index] = usage.completion_tokens
-        return Usage(sum(self._prompt_tokens.values()), sum(self._completion_tokens.values()), cached)
+        return Usage(
+            sum(self._prompt_tokens.values()), sum(self._completion_tokens.values()), sum(self._cached_tokens.values())
+        )
 
 
 def _prompt_value(prompts: tuple[Prompt, ...], route: ModelRoute) -> object:
-    values = [_prompt(prompt, route) for prompt in prompts]
+    # an empty prompt means the start of a document, which vLLM wants spelled out
+    values = [prompt or route.document_start or "" for prompt in prompts]
     return values[0] if len(values) == 1 else values
-
-
-def _prompt(prompt: Prompt, route: ModelRoute) -> Prompt:
-    """An empty prompt means the start of a document, which vLLM wants spelled out."""
-    if prompt:
-        return prompt
-    if route.document_start is None:
-        raise InvalidRequestError(
-            f"The model '{route.model_id}' cannot complete an empty prompt.", param="prompt", code="empty_prompt"
-        )
-    return route.document_start
 
 
 def _sampling_values(sampling: SamplingParams, n: int) -> dict[str, Any]:

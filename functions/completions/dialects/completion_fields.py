@@ -6,6 +6,7 @@ field, is each dialect's own ``model_config``.
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field
@@ -13,7 +14,8 @@ from pydantic import BaseModel, BeforeValidator, Field
 from completions.domain.completion import CompletionRequest, Prompt, SamplingParams
 from completions.domain.errors import InvalidRequestError
 
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_MAX_TOKEN_ID = 2**31 - 1
+TokenId = Annotated[int, Field(ge=0, le=_MAX_TOKEN_ID)]
 # fail_fast: one fault of a long array is enough; a report of each would outgrow the body a thousandfold
 Filled = Field(min_length=1, fail_fast=True)
 TokenPrompt = Annotated[list[TokenId], Filled]
@@ -24,6 +26,25 @@ StopText = Annotated[str, Field(min_length=1)]
 
 def _listed(value: object) -> object:
     return [value] if isinstance(value, str) else value
+
+
+def surrogate_field(body: bytes) -> str | None:
+    """The field that holds a lone surrogate escape, half a character, which pydantic reports as malformed JSON without
+    naming it; ``None`` when no field does."""
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    for name, value in fields.items() if isinstance(fields, dict) else ():
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            return str(name)[:64]
+    return None
+
+
+def _is_token_id(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= len(str(_MAX_TOKEN_ID)) and int(text) <= _MAX_TOKEN_ID
 
 
 class StreamOptions(BaseModel):
@@ -65,9 +86,7 @@ class CompletionFields(BaseModel):
             )
         if best_of < n:
             raise InvalidRequestError("'best_of' must be at least 'n'.", param="best_of")
-        if self.stream and best_of > n:
-            raise InvalidRequestError("Results of 'best_of' greater than 'n' cannot be streamed.", param="best_of")
-        if self.logit_bias and not all(key.isascii() and key.isdecimal() for key in self.logit_bias):
+        if not all(_is_token_id(key) for key in self.logit_bias or ()):
             raise InvalidRequestError("The keys of 'logit_bias' must be token ids.", param="logit_bias")
 
     def to_request(self, **more: Any) -> CompletionRequest:

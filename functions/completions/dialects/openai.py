@@ -30,6 +30,7 @@ from completions.domain.errors import (
     ContextLengthError,
     DuplicateRequestError,
     InvalidRequestError,
+    LimitStatus,
     MeteringError,
     MethodNotAllowedError,
     ModelNotFoundError,
@@ -64,9 +65,12 @@ _ERRORS: Final[Mapping[type[CompletionError], tuple[int, str, str | None]]] = {
 
 
 class OpenAIDialect(Dialect):
-    """See the module."""
+    """``extra_fields`` are request fields beyond OpenAI's own that are let through, of ``openai_wire.EXTRA_FIELDS``."""
 
     name = "openai"
+
+    def __init__(self, extra_fields: frozenset[str] = frozenset()) -> None:
+        self._extra_fields = extra_fields
 
     def credential(self, wire: WireRequest) -> str | None:
         header = wire.headers.get("authorization", "")
@@ -78,9 +82,7 @@ class OpenAIDialect(Dialect):
         return value.strip()
 
     def decode(self, wire: WireRequest) -> CompletionRequest:
-        body = parse_body(wire.body)
-        body.check_interactions()
-        return body.to_request()
+        return parse_body(wire.body, self._extra_fields).to_canonical()
 
     def encode(self, completion: Completion, request: CompletionRequest, head: AnswerHead) -> WireReply:
         body = {
@@ -104,6 +106,8 @@ class OpenAIDialect(Dialect):
             headers["retry-after-ms"] = str(round(error.retry_after * 1000))
         if isinstance(error, QuotaExceededError | DuplicateRequestError):
             headers["x-should-retry"] = "false"
+        if isinstance(error, RateLimitError) and error.status is not None:
+            headers |= _limit_headers(error.status)
         return _reply(status, {"error": body}, headers)
 
     def model_resources(self) -> tuple[Resource, ...]:
@@ -147,6 +151,25 @@ class _OpenAIStreamEncoder(StreamEncoder):
 
     def error(self, error: CompletionError) -> bytes:
         return f"data: {to_json({'error': _error_object(error)[1]})}\n\n".encode()
+
+
+def _limit_headers(status: LimitStatus) -> dict[str, str]:
+    return {
+        f"x-ratelimit-limit-{status.kind}": str(status.limit),
+        f"x-ratelimit-remaining-{status.kind}": str(status.remaining),
+        f"x-ratelimit-reset-{status.kind}": _duration(status.reset_seconds),
+    }
+
+
+def _duration(seconds: float) -> str:
+    """``17ms``, ``6m0s``, ``1h0m0s``: how OpenAI writes the time until a limit is full again."""
+    if seconds < 1:
+        return f"{round(seconds * 1000)}ms"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes}m{rest}s"
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
 def _choice(choice: Choice | ChoiceDelta, request: CompletionRequest) -> dict[str, Any]:

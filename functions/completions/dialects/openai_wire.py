@@ -7,12 +7,17 @@ from typing import Final
 from pydantic import ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from completions.dialects.completion_fields import CompletionFields, StreamOptions
+from completions.dialects.completion_fields import CompletionFields, StreamOptions, surrogate_field
+from completions.dialects.sampling_fields import SamplingFields
+from completions.domain.completion import CompletionRequest, SamplingParams
 from completions.domain.errors import InvalidRequestError
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 _MOST_NAMED: Final = 16
 _PROMPT_FORMS: Final = "a string, an array of strings, an array of token ids, or an array of arrays of token ids"
+
+EXTRA_FIELDS: Final = frozenset(SamplingFields.model_fields)
+"""What an operator may let through beside OpenAI's own fields."""
 
 
 class OpenAIStreamOptions(StreamOptions):
@@ -21,28 +26,43 @@ class OpenAIStreamOptions(StreamOptions):
     model_config = _STRICT
 
 
-class CompletionBody(CompletionFields):
+class CompletionBody(CompletionFields, SamplingFields):
     """Strict: a digit string is no integer, and an unknown field is an error."""
 
     model_config = _STRICT
 
     stream_options: OpenAIStreamOptions | None = None
 
+    def to_canonical(self) -> CompletionRequest:
+        """The canonical request. Raises ``InvalidRequestError`` for fields that contradict each other."""
+        self.check_interactions()
+        sampling = SamplingParams(**self.sampling_values(), **self.more_sampling_values())
+        return self.to_request(sampling=sampling, **self.output_values())
 
-def parse_body(body: bytes) -> CompletionBody:
-    """Raises ``InvalidRequestError`` with the message, ``param`` and ``code`` a client of the original expects."""
+
+def parse_body(body: bytes, extra_fields: frozenset[str] = frozenset()) -> CompletionBody:
+    """``extra_fields`` are the names of ``EXTRA_FIELDS`` that are let through; the others are as unknown as any.
+
+    Raises ``InvalidRequestError`` with the message, ``param`` and ``code`` a client of the original expects.
+    """
+    refused = EXTRA_FIELDS - extra_fields
     try:
-        return CompletionBody.model_validate_json(body)
+        parsed = CompletionBody.model_validate_json(body)
     except ValidationError as error:
-        raise _invalid(error.errors(include_url=False, include_input=False)) from None
+        faults = error.errors(include_url=False, include_input=False)
+        if faults[0]["type"] == "json_invalid" and (field := surrogate_field(body)) is not None:
+            raise InvalidRequestError(f"Invalid value for '{field}': it holds half a character.", param=field) from None
+        raise _invalid(faults, refused) from None
+    given = parsed.model_fields_set & refused
+    if given:
+        raise _unknown([name for name in CompletionBody.model_fields if name in given])
+    return parsed
 
 
-def _invalid(faults: list[ErrorDetails]) -> InvalidRequestError:
-    unknown = [str(fault["loc"][0]) for fault in faults if _is_unknown_field(fault)]
+def _invalid(faults: list[ErrorDetails], refused: frozenset[str]) -> InvalidRequestError:
+    unknown = [str(fault["loc"][0]) for fault in faults if _is_unknown_field(fault, refused)]
     if unknown:
-        argument = "argument" if len(unknown) == 1 else "arguments"
-        names = ", ".join(name[:64] for name in unknown[:_MOST_NAMED])
-        return InvalidRequestError(f"Unrecognized request {argument} supplied: {names}")
+        return _unknown(unknown)
     first = faults[0]
     if not first["loc"]:
         return InvalidRequestError(_body_message(first))
@@ -55,8 +75,15 @@ def _invalid(faults: list[ErrorDetails]) -> InvalidRequestError:
     return InvalidRequestError(_field_message(first, path), param=param, code=_code(first))
 
 
-def _is_unknown_field(fault: ErrorDetails) -> bool:
-    return fault["type"] == "extra_forbidden" and len(fault["loc"]) == 1
+def _unknown(names: list[str]) -> InvalidRequestError:
+    argument = "argument" if len(names) == 1 else "arguments"
+    listed = ", ".join(name[:64] for name in names[:_MOST_NAMED])
+    return InvalidRequestError(f"Unrecognized request {argument} supplied: {listed}")
+
+
+def _is_unknown_field(fault: ErrorDetails, refused: frozenset[str]) -> bool:
+    location = fault["loc"]
+    return bool(location) and (location[0] in refused or (fault["type"] == "extra_forbidden" and len(location) == 1))
 
 
 def _body_message(fault: ErrorDetails) -> str:

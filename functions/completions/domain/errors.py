@@ -29,7 +29,7 @@ completion text, credentials or names of the operator's resources; ``detail`` is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 
 class CompletionError(Exception):
@@ -133,6 +133,9 @@ class BackendError(ServiceError):
 
 class TruncatedStreamError(BackendError):
     """The container's stream ended without its terminal record."""
+
+    def __init__(self, message: str = "The model stopped before its answer was complete.", **details: Any) -> None:
+        super().__init__(message, **details)
 
 
 class BackendTimeoutError(ServiceError):

@@ -85,19 +85,27 @@ class DynamoUsageLedger(UsageLedger):
 
 def day_records(client: DynamoDBClient, table: str, day: date) -> Iterator[RecordItem]:
     """The settled records of one UTC day, in no particular order. Raises boto3's errors."""
+    for page in _day_pages(client, table, day, "SETTLED"):
+        for item in page["Items"]:
+            yield RecordItem.model_validate(deserialized(item))
+
+
+def open_claims(client: DynamoDBClient, table: str, day: date) -> int:
+    """How many of a day's claims are not settled: in progress, or left by a crash. Raises boto3's errors."""
+    return sum(page["Count"] for page in _day_pages(client, table, day, "RESERVED"))
+
+
+def _day_pages(client: DynamoDBClient, table: str, day: date, state: str) -> Iterator[Mapping[str, Any]]:
     paginator = client.get_paginator("query")
     for shard in day_shards(day):
-        pages = paginator.paginate(
+        yield from paginator.paginate(
             TableName=table,
             IndexName=DAY_INDEX,
             KeyConditionExpression="day_shard = :shard",
-            FilterExpression="#state = :settled",
+            FilterExpression="#state = :state",
             ExpressionAttributeNames={"#state": "state"},
-            ExpressionAttributeValues={":shard": {"S": shard}, ":settled": {"S": "SETTLED"}},
+            ExpressionAttributeValues={":shard": {"S": shard}, ":state": {"S": state}},
         )
-        for page in pages:
-            for item in page["Items"]:
-                yield RecordItem.model_validate(deserialized(item))
 
 
 def _old_item(error: ClientError) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 from pydantic import ValidationError
@@ -22,36 +22,45 @@ if TYPE_CHECKING:
 
 _Key = tuple[str, str]
 _T = TypeVar("_T")
-_MAX_CACHED = 10_000
+_Item = Mapping[str, Any]
+_MAX_SORT_KEY_BYTES = 1024
+_READS = 3  # DynamoDB hands back what it had no capacity for
 
 
 @dataclass(frozen=True, slots=True)
 class _Cached:
-    item: Mapping[str, Any] | None
+    item: _Item | None
     until: float
 
 
 class DynamoRegistry(Registry):
     """``cache_seconds`` is also how long a revoked key or a changed model may still be served by a warm environment."""
 
-    def __init__(self, client: DynamoDBClient, table: str, clock: Clock, cache_seconds: float) -> None:
+    def __init__(
+        self,
+        client: DynamoDBClient,
+        table: str,
+        clock: Clock,
+        cache_seconds: float,
+        most_cached: int = 10_000,
+    ) -> None:
         self._client = client
         self._table = table
         self._clock = clock
         self._cache_seconds = cache_seconds
+        self._most_cached = most_cached
         self._cache: dict[_Key, _Cached] = {}
 
     def principal(self, secret_sha256: str, *, next_model: str | None = None) -> Principal | None:
         key = (key_partition(secret_sha256), KEY_SORT)
-        self._load([key] if not next_model else [key, (MODEL_PARTITION, next_model)])
-        return _parsed(self._cache[key].item, lambda item: KeyItem.model_validate(item).to_principal())
+        items = self._items([key, (MODEL_PARTITION, next_model)] if _is_name(next_model) else [key])
+        return _parsed(items[key], lambda item: KeyItem.model_validate(item).to_principal())
 
     def route(self, model: str) -> ModelRoute | None:
-        if not model:
+        if not _is_name(model):
             return None
         key = (MODEL_PARTITION, model)
-        self._load([key])
-        return _parsed(self._cache[key].item, lambda item: ModelItem.model_validate(item).to_route())
+        return _parsed(self._items([key])[key], lambda item: ModelItem.model_validate(item).to_route())
 
     def routes(self) -> Sequence[ModelRoute]:
         with _unreachable_as_unavailable():
@@ -64,28 +73,35 @@ class DynamoRegistry(Registry):
         models = (_parsed(item, lambda item: ModelItem.model_validate(item).to_route()) for item in items)
         return sorted({route.model_id: route for route in models if route}.values(), key=lambda route: route.model_id)
 
-    def _load(self, keys: list[_Key]) -> None:
+    def _items(self, keys: list[_Key]) -> dict[_Key, _Item | None]:
+        """Each key's item, from the cache where it is fresh, in one read for all the others."""
         now = self._clock.monotonic()
-        missing = [key for key in keys if (cached := self._cache.get(key)) is None or cached.until <= now]
-        if not missing:
-            return
-        if len(self._cache) > _MAX_CACHED:  # wrong keys and model names are remembered too, but not without end
-            self._cache.clear()
-        found = self._read(missing)
-        for key in keys:
-            if key in missing or key not in self._cache:
-                self._cache[key] = _Cached(found.get(key), now + self._cache_seconds)
+        cached = {key: found for key in keys if (found := self._cache.get(key)) is not None and found.until > now}
+        missing = [key for key in keys if key not in cached]
+        read = self._read(missing) if missing else {}
+        if len(self._cache) > self._most_cached:  # wrong keys and model names are remembered too, but not without end
+            self._cache = {key: found for key, found in self._cache.items() if found.item is not None}
+        for key in missing:
+            self._cache[key] = _Cached(read.get(key), now + self._cache_seconds)
+        return {key: cached[key].item if key in cached else read.get(key) for key in keys}
 
-    def _read(self, keys: list[_Key]) -> dict[_Key, dict[str, Any]]:
+    def _read(self, keys: list[_Key]) -> dict[_Key, _Item]:
         wanted: Any = {self._table: {"Keys": [{"pk": {"S": pk}, "sk": {"S": sk}} for pk, sk in keys]}}
-        found: dict[_Key, dict[str, Any]] = {}
+        found: dict[_Key, _Item] = {}
         with _unreachable_as_unavailable():
-            while wanted:
+            for _ in range(_READS):
                 reply = self._client.batch_get_item(RequestItems=wanted)
                 for item in map(deserialized, reply["Responses"].get(self._table, [])):
                     found[item["pk"], item["sk"]] = item
                 wanted = reply.get("UnprocessedKeys")
-        return found
+                if not wanted:
+                    return found
+        raise BackendUnavailableError("The registry is busy; try again shortly.", retry_after=1, detail="throttled")
+
+
+def _is_name(model: str | None) -> TypeGuard[str]:
+    """Whether it can be a sort key at all: DynamoDB's is 1 to 1024 bytes."""
+    return model is not None and 0 < len(model.encode()) <= _MAX_SORT_KEY_BYTES
 
 
 def put_model(client: DynamoDBClient, table: str, route: ModelRoute) -> None:

@@ -51,7 +51,7 @@ class Tally:
     def require_finished(self) -> None:
         """Raises ``TruncatedStreamError`` when a choice never got its finish reason."""
         if not self.finished:
-            raise TruncatedStreamError("The model stopped before its answer was complete.")
+            raise TruncatedStreamError
 
 
 def known_choices(chunks: Iterable[CompletionChunk], choice_count: int) -> Iterator[CompletionChunk]:
@@ -112,6 +112,6 @@ def _mean_logprob(choice: Choice, echoed: Prompt) -> float:
 
 def _choice(index: int, draft: _Draft) -> Choice:
     if draft.finish_reason is None:
-        raise TruncatedStreamError("The model stopped before its answer was complete.")
+        raise TruncatedStreamError
     logprobs = joined_logprobs(draft.logprobs) if draft.logprobs else None
     return Choice(index, "".join(draft.texts), draft.finish_reason, logprobs)

@@ -6,10 +6,11 @@ generator's own ``finally`` and not in a background task, which a cancelled resp
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
+from threading import Lock
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from completions.domain.catalog import Capability, ModelRoute, Parameter
 from completions.domain.completion import Completion, CompletionChunk, CompletionRequest, Usage
@@ -22,12 +23,15 @@ from completions.domain.errors import (
     RateLimitError,
 )
 from completions.domain.metering import Outcome, Principal, Reservation, Timings, UsageRecord
-from completions.domain.ports import Backend, Clock, Registry, UsageLedger
+from completions.domain.ports import Backend, BackendStream, Clock, Registry, UsageLedger
 from completions.observability import logger
 from completions.service.answer import Tally, best_choices, collect_choices, known_choices
 from completions.service.infill import infill_stops, with_infill
 from completions.service.parameters import check_parameters
 from completions.service.stops import cut_at_stops
+
+_SHORTEST_WAIT: Final = 0.01
+"""Seconds; a socket's timeout of zero would mean something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +56,24 @@ class CompletionStream:
         self.usage = Usage(0, 0)
         self._first: CompletionChunk | None = first
         self._rest = rest
+        self._pulling = Lock()
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> CompletionChunk:
-        chunk, self._first = self._first or next(self._rest), None
+        with self._pulling:
+            chunk, self._first = self._first or next(self._rest), None
         self.usage = chunk.usage or self.usage
         return chunk
 
     def close(self) -> None:
-        """Stop listening; what was generated so far is settled as aborted."""
-        self._rest.close()
+        """Stop listening, from any thread; what was generated so far is settled as aborted.
+
+        Waits for a chunk that is being pulled: a generator cannot be closed while it runs.
+        """
+        with self._pulling:
+            self._rest.close()
 
     def __enter__(self) -> Self:
         return self
@@ -150,7 +160,7 @@ class CompletionService:
         try:
             with self._backend.stream(request, route, context.request_id) as upstream:
                 meter.variant = upstream.variant
-                for chunk in plan.pipeline(upstream):
+                for chunk in plan.pipeline(self._until(deadline, upstream)):
                     meter.saw(chunk)
                     late = deadline is not None and self._clock.monotonic() > deadline
                     if late and not meter.tally.finished:
@@ -161,14 +171,25 @@ class CompletionService:
             if meter.tally.usage.estimated:
                 yield CompletionChunk(usage=meter.tally.usage)
         except GeneratorExit:
-            if not meter.tally.finished:
-                meter.outcome = Outcome.ABORTED
+            meter.outcome = Outcome.SUCCEEDED if meter.tally.finished else Outcome.ABORTED
             raise
         except CompletionError as error:
             meter.fail(error)
+            if error.param is not None:  # a codec knows the canonical name alone
+                error.param = request.param_names.get(error.param, error.param)
             raise
         finally:
             self._settle(meter.record())
+
+    def _until(self, deadline: float | None, upstream: BackendStream) -> Iterator[CompletionChunk]:
+        """``upstream``, each wait for it cut to the time that is left."""
+        while True:
+            if deadline is not None:
+                upstream.limit_wait(max(deadline - self._clock.monotonic(), _SHORTEST_WAIT))
+            try:
+                yield next(upstream)
+            except StopIteration:
+                return
 
     def _reservation(self, request: CompletionRequest, route: ModelRoute, context: CallContext) -> Reservation:
         return Reservation(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from completions.domain.catalog import Capability, ModelRoute, Parameter
 from completions.domain.completion import CompletionRequest, SamplingParams
-from completions.domain.errors import UnsupportedParameterError
+from completions.domain.errors import InvalidRequestError, UnsupportedParameterError
 
 _UNSET = SamplingParams()
 _SAMPLING = {
@@ -56,10 +56,17 @@ def used_parameters(request: CompletionRequest) -> frozenset[Parameter]:
 def check_parameters(
     request: CompletionRequest, route: ModelRoute, capabilities: Mapping[Parameter, Capability]
 ) -> None:
-    """Raises ``UnsupportedParameterError`` for the first parameter, by name, that the model cannot carry."""
+    """Raises ``UnsupportedParameterError`` for the first parameter, by name, that the model cannot carry, and
+    ``InvalidRequestError`` for an empty prompt it has no start of a document for, or that is to be echoed."""
     for parameter in sorted(used_parameters(request)):
         if capabilities[parameter] is Capability.REFUSED:
             name = request.param_names.get(parameter, str(parameter))
             raise UnsupportedParameterError(
                 f"The model '{route.model_id}' does not support '{name}'.", param=name, code="unsupported_parameter"
             )
+    if not all(request.prompts):
+        name = request.param_names.get("prompt", "prompt")
+        if route.document_start is None:
+            raise InvalidRequestError(f"The model '{route.model_id}' cannot complete an empty '{name}'.", param=name)
+        if request.echo:
+            raise InvalidRequestError(f"An empty '{name}' cannot be echoed.", param=name)

@@ -1,7 +1,8 @@
 """Stop texts cut on our side: what a container cannot be told, or would leave in.
 
-A stop text may arrive in pieces, so text that could be the beginning of one is held back until it is decided. The
-answer ends before the earliest stop text, or behind it when it is to be included.
+A stop text may arrive in pieces, so text that could be the beginning of one is held back until it is decided. The stop
+text that is complete first counts, however the text is cut into pieces; the answer ends before it, or behind it when it
+is to be included.
 """
 
 from __future__ import annotations
@@ -75,11 +76,13 @@ class StopCutter:
 
     def _first_stop(self, text: str) -> int | None:
         """Where the answer ends, when a stop text stands in ``text``."""
-        found = [(start, stop) for stop in self.stops if (start := text.find(stop, self._scanned_from)) >= 0]
+        found = [
+            (start + len(stop), start) for stop in self.stops if (start := text.find(stop, self._scanned_from)) >= 0
+        ]
         if not found:
             return None
-        start, stop = min(found, key=lambda hit: (hit[0], len(hit[1])))
-        return start + len(stop) if self.include_stop else start
+        end, start = min(found)
+        return end if self.include_stop else start
 
     def _possible_start(self, text: str) -> int:
         """Where the longest tail of ``text`` begins that some stop text begins with."""

@@ -19,19 +19,20 @@ from completions.web.middleware import log_unexpected
 class StreamedReply(Response):
     """Server-sent events. The status is sent at once: the answer's first chunk is already here.
 
-    A client that hangs up is noticed between two chunks: the answer is closed, and its claim settled as aborted, before
-    the response ends.
+    A client that hangs up is noticed between two chunks. However the response ends, the answer is closed, and so its
+    claim settled, before it does.
     """
 
     def __init__(self, stream: CompletionStream, encoder: StreamEncoder, request_id: str) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers({"content-type": encoder.media_type, **encoder.headers})
+        self._stream = stream
         self._frames = _frames(stream, encoder, request_id)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async with anyio.create_task_group() as group:
                 group.start_soon(_cancel_on_disconnect, receive, group.cancel_scope)
                 while (frames := await run_sync(next, self._frames, None)) is not None:
@@ -40,7 +41,7 @@ class StreamedReply(Response):
                 group.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
-                await run_sync(self._frames.close)
+                await run_sync(self._stream.close)
 
 
 async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:

@@ -48,8 +48,8 @@ class Gateway:
         self._executor = ThreadPoolExecutor(workers, "lambda")
 
     def close(self) -> None:
-        """Wait for the calls in progress."""
-        self._executor.shutdown()
+        """Wait for the calls in progress; what they wait for should be stopped before."""
+        self._executor.shutdown(cancel_futures=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -100,7 +100,7 @@ class Gateway:
     async def _own_reply(self, scope: Scope, send: Send, kind: str, status: int, message: str) -> None:
         """An answer the gateway makes itself, by the template's words for it."""
         family = "DEFAULT_4XX" if status < 500 else "DEFAULT_5XX"
-        reply = self._replies.get(kind) or self._replies.get(family) or GatewayReply(None, "")
+        reply = self._replies.get(kind) or self._replies.get(family) or GatewayReply()
         values = {
             "$context.error.messageString": json.dumps(message),
             "$context.requestId": str(uuid.uuid4()),
@@ -110,7 +110,8 @@ class Gateway:
         text = reply.body or '{"message":$context.error.messageString}'
         for name, value in values.items():
             text = text.replace(name, value)
-        headers = [("content-type", "application/json"), ("x-request-id", values["$context.requestId"])]
+        headers = [("content-type", "application/json")]
+        headers += [(name, values[f"${expression}"]) for name, expression in reply.headers.items()]
         await _send(HttpReply(reply.status or status, headers, text.encode()), send)
 
 

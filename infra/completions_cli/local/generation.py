@@ -103,7 +103,7 @@ class GenerationEngine:
     model: NGramModel
     max_model_len: int = 8192
     tokens_per_second: float = 0.0
-    sleep: Callable[[float], None] = time.sleep
+    sleep: Callable[[float], object] = time.sleep
 
     def run(self, request: GenerationRequest) -> Iterator[TokenEvent]:
         """Events of all choices, a token of each in turn. Choice index = prompt * n + candidate. Close it to stop."""

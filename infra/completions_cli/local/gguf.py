@@ -17,9 +17,7 @@ def serving_gguf(path: Path) -> Iterator[str]:
     try:
         import xllamacpp  # noqa: PLC0415 - the optional extra
     except ImportError:
-        raise LlamaMissingError(
-            "--gguf needs the extra 'llama': uv run --extra llama completions serve --gguf FILE"
-        ) from None
+        raise LlamaMissingError("--gguf needs the extra 'llama': make serve EXTRA=llama ARGS=...") from None
     params = xllamacpp.CommonParams()
     params.model.path = str(path)
     params.hostnames = ["127.0.0.1"]

@@ -10,10 +10,10 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import cast
+from typing import NoReturn, cast
 from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from completions_cli.local.generation import GenerationEngine, GenerationRequest, TokenEvent
 from completions_cli.local.ngram import NGramModel, Step
+from completions_cli.local.tokenizer import MAX_PIECE_CHARS
 from completions_cli.local.vllm_wire import (
     ChoiceWriter,
     CompletionRequest,
@@ -209,6 +210,9 @@ class ModelContainer:
 
     def _prompts(self, request: CompletionRequest) -> tuple[tuple[int, ...], ...]:
         """Token ids of every prompt, each of which fits into the context with room for a token."""
+        for item in request.prompt_items:
+            if len(item) > self._engine.max_model_len * MAX_PIECE_CHARS:  # cannot fit, and would take long to count
+                self._refuse_length(f"at least {len(item) // MAX_PIECE_CHARS}")
         prompts = tuple(
             tuple(self._tokenizer.encode(item) if isinstance(item, str) else item) for item in request.prompt_items
         )
@@ -222,16 +226,24 @@ class ModelContainer:
         if max(ids) >= self._tokenizer.size:
             raise RequestRefusedError(f"Token id {max(ids)} is out of vocabulary")
         if self._engine.room(ids) < 1:
-            limit = f"This model's maximum context length is {self._engine.max_model_len} tokens."
-            message = f"{limit} However, your prompt contains {len(ids)} input tokens. Please reduce its length."
-            raise RequestRefusedError(message, "input_tokens", len(ids))
+            self._refuse_length(str(len(ids)))
+
+    def _refuse_length(self, tokens: str) -> NoReturn:
+        limit = f"This model's maximum context length is {self._engine.max_model_len} tokens."
+        message = f"{limit} However, your prompt contains {tokens} input tokens. Please reduce its length."
+        raise RequestRefusedError(message, "input_tokens", tokens)
 
 
 def create_model_container(
-    model: NGramModel, *, served_model: str, tokens_per_second: float = 0, max_model_len: int = 8192
+    model: NGramModel,
+    *,
+    served_model: str,
+    tokens_per_second: float = 0,
+    max_model_len: int = 8192,
+    sleep: Callable[[float], object] = time.sleep,
 ) -> Starlette:
     """An ASGI app that answers like the AWS vLLM image. ``tokens_per_second`` paces each choice; 0 is full speed."""
-    container = ModelContainer(GenerationEngine(model, max_model_len, tokens_per_second), served_model)
+    container = ModelContainer(GenerationEngine(model, max_model_len, tokens_per_second, sleep), served_model)
     return Starlette(
         routes=[
             Route("/ping", container.health, methods=["GET", "POST"]),

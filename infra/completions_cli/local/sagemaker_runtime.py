@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -64,10 +66,12 @@ class Call:
 
 
 class SageMakerRuntime:
-    """The running stand-in. ``containers`` maps an endpoint's name to the URL its requests are posted to."""
+    """The running stand-in. ``containers`` maps an endpoint's name to the URL its requests are posted to, with
+    ``headers`` added."""
 
-    def __init__(self, containers: Mapping[str, str]) -> None:
+    def __init__(self, containers: Mapping[str, str], headers: Mapping[str, str] | None = None) -> None:
         self.containers = dict(containers)
+        self.headers = dict(headers or {})
         self.faults = FaultScript()
         self.call_count: Counter[str] = Counter()
         self.recent_calls: deque[Call] = deque(maxlen=64)
@@ -85,9 +89,13 @@ class SageMakerRuntime:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop listening, and hang up on every caller; a second time does nothing."""
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join()
+        self._server.hang_up()
         self.pool.clear()
 
     def record(self, call: Call) -> Fault:
@@ -100,6 +108,24 @@ class SageMakerRuntime:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
+
+    def __init__(self, *arguments: Any) -> None:
+        self._open: set[socket.socket] = set()
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.discard(request)
+        super().shutdown_request(request)
+
+    def hang_up(self) -> None:
+        """End the connections whose calls are still in progress."""
+        for connection in tuple(self._open):
+            with suppress(OSError):  # it may just have ended by itself
+                connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A caller that hangs up is nothing to report."""
@@ -147,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _invoke(self, call: Call, fault: Fault) -> None:
         accept = call.headers.get("x-amzn-sagemaker-accept") or call.headers.get("accept")
-        headers = {name: self.headers[name] for name in _FORWARDED if name in self.headers}
+        headers = {name: self.headers[name] for name in _FORWARDED if name in self.headers} | self._runtime.headers
         if accept:
             headers["Accept"] = accept
         url = self._runtime.containers[call.endpoint]

@@ -23,6 +23,7 @@ def bind(port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(("127.0.0.1", port))
+        listener.listen(1024)  # from here on the port is ours: two that only bind would both succeed
     except OSError as error:
         listener.close()
         raise PortTakenError(f"port {port} on 127.0.0.1 cannot be used: {error.strerror}") from None

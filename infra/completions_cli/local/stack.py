@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Event
 from typing import Final
+
+from botocore.exceptions import BotoCoreError, ClientError
 
 from completions.bootstrap import build_dynamodb_client
 from completions.domain.catalog import Capability, ModelRoute, Parameter
@@ -25,6 +28,10 @@ USAGE_TABLE: Final = "UsageTable"
 _EMBEDDED_CREATED: Final = 1_764_547_200  # any fixed moment will do; the model has no training date
 
 
+class StackError(Exception):
+    """A part of the stack cannot be reached; the message says which, and why."""
+
+
 @dataclass(frozen=True, slots=True)
 class StackOptions:
     """``upstream`` is the base URL of an OpenAI-compatible server that answers in place of the embedded model;
@@ -37,6 +44,7 @@ class StackOptions:
     dynamodb_url: str | None = None
     upstream: str | None = None
     upstream_model: str | None = None
+    upstream_key: str | None = field(default=None, repr=False)
     gguf: Path | None = None
 
 
@@ -55,27 +63,44 @@ class LocalStack:
 def running_stack(options: StackOptions) -> Iterator[LocalStack]:
     """Start everything; the gateway answers when this yields.
 
-    Raises ``PortTakenError``, ``TemplateError`` or ``LlamaMissingError``, and leaves nothing running. The functions
-    read their environment from this process, which therefore runs one stack.
+    Raises ``PortTakenError``, ``TemplateError``, ``LlamaMissingError`` or ``StackError``, and leaves nothing running.
+    The functions read their environment from this process, which therefore runs one stack.
     """
     with ExitStack() as cleanup:
         listener = bind(options.port)
         cleanup.callback(listener.close)
         template = read_gateway(options.template, {"ResponseMode": options.response_mode})
-        container = cleanup.enter_context(_container(options))
+        stopping = Event()
+        container = cleanup.enter_context(_container(options, stopping))
         routes = _routes(options)
-        sagemaker = cleanup.enter_context(SageMakerRuntime({route.endpoint_name: container for route in routes}))
+        containers = {route.endpoint_name: container for route in routes}
+        sagemaker = cleanup.enter_context(SageMakerRuntime(containers, _upstream_headers(options)))
         dynamodb_url = options.dynamodb_url or cleanup.enter_context(moto_dynamodb())
         environment = _environment(sagemaker.url, dynamodb_url)
         os.environ.update(environment)
-        client = build_dynamodb_client()
-        cleanup.callback(client.close)
-        create_tables(client, options.template.parent / "infra" / "tables.yaml")
-        seed_registry(client, REGISTRY_TABLE, routes)
+        _prepare_tables(options, routes, dynamodb_url)
         gateway = Gateway(template)
         cleanup.callback(gateway.close)
         base_url = cleanup.enter_context(serving(gateway, listener))
-        yield LocalStack(base_url, tuple(route.model_id for route in routes), sagemaker, environment)
+        try:
+            yield LocalStack(base_url, tuple(route.model_id for route in routes), sagemaker, environment)
+        finally:
+            # what the functions wait for ends first, so that each of them can still settle its claim
+            stopping.set()
+            sagemaker.stop()
+
+
+def _prepare_tables(options: StackOptions, routes: Sequence[ModelRoute], url: str) -> None:
+    try:
+        with closing(build_dynamodb_client()) as client:
+            create_tables(client, options.template.parent / "infra" / "tables.yaml")
+            seed_registry(client, REGISTRY_TABLE, routes)
+    except (BotoCoreError, ClientError, ValueError) as error:
+        raise StackError(f"DynamoDB at {url}: {error}") from None
+
+
+def _upstream_headers(options: StackOptions) -> dict[str, str]:
+    return {} if options.upstream_key is None else {"Authorization": f"Bearer {options.upstream_key}"}
 
 
 def _environment(sagemaker_url: str, dynamodb_url: str) -> dict[str, str]:
@@ -91,7 +116,7 @@ def _environment(sagemaker_url: str, dynamodb_url: str) -> dict[str, str]:
 
 
 @contextmanager
-def _container(options: StackOptions) -> Iterator[str]:
+def _container(options: StackOptions, stopping: Event) -> Iterator[str]:
     """Where SageMaker's requests end up: the embedded model's ``/invocations``, or another server's completions."""
     if options.upstream is not None:
         yield options.upstream.rstrip("/").removesuffix("/v1") + "/v1/completions"
@@ -103,6 +128,7 @@ def _container(options: StackOptions) -> Iterator[str]:
             NGramModel.train(standard_library()),
             served_model="/opt/ml/model",
             tokens_per_second=options.tokens_per_second,
+            sleep=stopping.wait,
         )
         with serving(app, bind(0)) as url:
             yield url + "/invocations"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,10 +51,11 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class GatewayReply:
-    """An answer the gateway makes itself; ``body`` holds ``$context`` variables."""
+    """An answer the gateway makes itself; ``body`` holds ``$context`` variables, ``headers`` maps to expressions."""
 
-    status: int | None
-    body: str
+    status: int | None = None
+    body: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,11 @@ def _defined_routes(definition: Mapping[str, Any], functions: Mapping[str, Funct
 
 
 def _reply(reply: Mapping[str, Any]) -> GatewayReply:
-    return GatewayReply(reply.get("StatusCode"), reply.get("ResponseTemplates", {}).get("application/json", ""))
+    return GatewayReply(
+        status=reply.get("StatusCode"),
+        body=reply.get("ResponseTemplates", {}).get("application/json", ""),
+        headers=reply.get("ResponseParameters", {}).get("Headers", {}),
+    )
 
 
 class _Resolver:

@@ -177,12 +177,6 @@ def test_an_empty_prompt_in_a_batch_becomes_the_models_document_start() -> None:
     assert encoded(request(prompts=("a", "")), route(document_start="<s>"))["prompt"] == ["a", "<s>"]
 
 
-def test_an_empty_prompt_without_a_document_start_is_refused_by_name() -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        CODEC.encode(request(prompts=("",)), route())
-    assert caught.value.param == "prompt"
-
-
 def test_greedy_decoding_is_temperature_zero() -> None:
     assert encoded(sampled(temperature=0))["temperature"] == 0
 

@@ -330,9 +330,22 @@ def test_best_of_below_n_is_refused() -> None:
     assert refused(n=3, best_of=2).param == "best_of"
 
 
-@pytest.mark.parametrize(("n", "best_of"), [(1, 2), (2, 3)])
-def test_ranked_results_cannot_be_streamed(n: int, best_of: int) -> None:
-    assert refused(n=n, best_of=best_of, stream=True).param == "best_of"
+@pytest.mark.parametrize("key", ["x", "-1", "1.5", "", "²", "2147483648", "9" * 5000])
+def test_a_bias_for_what_is_no_token_id_is_refused(key: str) -> None:
+    assert refused(logit_bias={key: 1}).param == "logit_bias"
+
+
+def test_a_field_let_through_is_understood() -> None:
+    body = json.dumps({"model": "demo", "prompt": "ab", "top_k": 5, "min_p": 0.1}).encode()
+    canonical = OpenAIDialect(frozenset({"top_k", "min_p"})).decode(
+        WireRequest("POST", "/v1/completions", {}, {}, body)
+    )
+    assert (canonical.sampling.top_k, canonical.sampling.min_p) == (5, 0.1)
+
+
+@pytest.mark.parametrize("value", [5, "wrong"])
+def test_a_field_that_is_not_let_through_is_as_unknown_as_any(value: object) -> None:
+    assert refused(top_k=value).message == "Unrecognized request argument supplied: top_k"
 
 
 @pytest.mark.parametrize("literal", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])

@@ -113,7 +113,7 @@ def connected(url: str, monkeypatch: pytest.MonkeyPatch, read_timeout: float = 1
     monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME", url)
     settings = Settings(registry_table="keys", usage_table="usage", upstream_read_timeout=read_timeout)
     with closing(build_sagemaker_client(settings)) as client:
-        yield SageMakerBackend(client, {"vllm": VllmCodec()})
+        yield SageMakerBackend(client, {"vllm": VllmCodec()}, read_timeout=60)
 
 
 def failure(backend: SageMakerBackend) -> CompletionError:

@@ -289,6 +289,67 @@ def test_closing_twice_settles_once() -> None:
 # Usage that never came
 
 
+def test_a_caller_who_leaves_at_the_finish_reason_has_the_whole_answer() -> None:
+    bench = Bench(ScriptedBackend([delta("cd", STOP, usage=Usage(3, 2)), CompletionChunk((), Usage(3, 2))]))
+    stream = bench.stream(STREAMED)
+    next(stream)
+    stream.close()
+    assert [record.outcome for record in bench.ledger.settled] == [Outcome.SUCCEEDED]
+
+
+def test_ranked_results_cannot_be_streamed() -> None:
+    bench = Bench(ScriptedBackend(ANSWER))
+    with pytest.raises(InvalidRequestError) as caught:
+        bench.stream(request(stream=True, best_of=2))
+    assert caught.value.param == "best_of"
+    assert bench.ledger.reserved == []
+
+
+def test_each_wait_for_the_backend_is_cut_to_the_time_that_is_left() -> None:
+    clock = ManualClock()
+    backend = ScriptedBackend([delta("c"), lambda: clock.advance(2), delta("d", STOP)])
+    bench = Bench(backend, clock=clock)
+    bench.complete(request(deadline_ms=5_000))
+    # half a second had gone before; two more go by while the second chunk is awaited
+    assert backend.streams[0].waits == [4.5, 4.5, 2.5]
+
+
+def test_without_a_deadline_no_wait_is_cut() -> None:
+    bench = Bench(ScriptedBackend(ANSWER))
+    bench.complete(request())
+    assert bench.backend.streams[0].waits == []
+
+
+def test_a_refusal_by_the_container_names_what_the_caller_wrote() -> None:
+    refusal = InvalidRequestError("Too long.", param="prompt")
+    bench = Bench(ScriptedBackend([refusal]))
+    with pytest.raises(InvalidRequestError) as caught:
+        bench.complete(request(param_names={"prompt": "messages"}))
+    assert caught.value.param == "messages"
+
+
+def test_stop_texts_beyond_the_containers_number_are_cut_here() -> None:
+    backend = ScriptedBackend([delta("one F"), delta("IVE two", STOP)])
+    bench = Bench(backend)
+    answer = bench.complete(request(stop=("a1", "b2", "c3", "d4", "FIVE")))
+    assert answer.choices[0].text == "one "
+    assert backend.calls[0].request.stop == ("a1", "b2", "c3", "d4")
+
+
+def test_an_infill_ends_at_the_familys_own_markers() -> None:
+    backend = ScriptedBackend([delta("x<|file_sep|>y", STOP)])
+    registry = InMemoryRegistry({}, [route(fim_family="qwen")])
+    answer = Bench(backend, registry=registry).complete(
+        request(prompts=("<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>",))
+    )
+    assert answer.choices[0].text == "x"
+
+
+def test_another_reading_of_the_models_name_is_tried() -> None:
+    bench = Bench(ScriptedBackend(ANSWER))
+    assert bench.complete(request(model="provider/alias", other_models=("alias",))).model == route().model_id
+
+
 def test_without_a_count_each_delta_is_taken_for_a_token_and_marked() -> None:
     bench = Bench(ScriptedBackend([delta("c"), delta("d"), delta("", STOP)]))
     assert bench.complete().usage == Usage(0, 2, estimated=True)

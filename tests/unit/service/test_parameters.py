@@ -8,7 +8,7 @@ import pytest
 
 from completions.domain.catalog import Capability, Parameter
 from completions.domain.completion import BeamSearch, CompletionRequest, Constraint, ConstraintKind, SamplingParams
-from completions.domain.errors import UnsupportedParameterError
+from completions.domain.errors import InvalidRequestError, UnsupportedParameterError
 from completions.service.parameters import check_parameters, used_parameters
 from fakes import request, route
 
@@ -41,6 +41,9 @@ USES: Mapping[Parameter, CompletionRequest] = {
     Parameter.CONSTRAINT: request(constraint=Constraint(ConstraintKind.REGEX, "a+")),
     Parameter.BEAM: request(beam=BeamSearch()),
 }
+
+
+HONOURED = dict.fromkeys(Parameter, Capability.HONOURED)
 
 
 def test_a_plain_request_uses_none() -> None:
@@ -83,3 +86,19 @@ def test_a_refusal_names_what_the_caller_wrote() -> None:
         check_parameters(canonical, route(), ALL_REFUSED)
     assert caught.value.param == "topK"
     assert "topK" in caught.value.message
+
+
+def test_an_empty_prompt_needs_a_start_of_a_document() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        check_parameters(request(prompts=("a", "")), route(document_start=None), HONOURED)
+    assert caught.value.param == "prompt"
+
+
+def test_an_empty_prompt_cannot_be_echoed() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        check_parameters(request(prompts=("",), echo=True), route(document_start="<s>"), HONOURED)
+    assert caught.value.param == "prompt"
+
+
+def test_an_empty_prompt_starts_a_document() -> None:
+    check_parameters(request(prompts=("",)), route(document_start="<s>"), HONOURED)
