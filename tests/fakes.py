@@ -192,5 +192,6 @@ def delta(text: str, finish_reason: FinishReason | None = None, *, index: int = 
 
 
 def all_error_classes(root: type[CompletionError] = CompletionError) -> set[type[CompletionError]]:
-    """The whole tree of canonical errors, its root included."""
-    return {root}.union(*(all_error_classes(child) for child in root.__subclasses__()))
+    """The whole tree of canonical errors, its root included; a dialect's own kinds are the dialect's business."""
+    children = (child for child in root.__subclasses__() if child.__module__ == CompletionError.__module__)
+    return {root}.union(*(all_error_classes(child) for child in children))

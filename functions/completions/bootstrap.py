@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -11,9 +12,15 @@ import boto3
 from botocore.config import Config
 from fastapi import FastAPI
 
+from completions import __version__
 from completions.backends.sagemaker import SageMakerBackend
 from completions.backends.vllm import VllmCodec
+from completions.dialects.dialect import Dialect, Resource
 from completions.dialects.openai import OpenAIDialect
+from completions.dialects.scale import ScaleDialect
+from completions.dialects.scale_v1 import ScaleV1Dialect
+from completions.dialects.sourcegraph import SourcegraphDialect
+from completions.dialects.sourcegraph_site import site_resources
 from completions.domain.ports import Backend, Clock, Registry, UsageLedger
 from completions.metering.dynamodb import DynamoUsageLedger
 from completions.registry.dynamodb import DynamoRegistry
@@ -44,6 +51,8 @@ class Parts:
     backend: Backend
     ledger: UsageLedger
     clock: Clock
+    openai_extra_fields: frozenset[str] = frozenset()
+    sourcegraph_default_model: str | None = None
 
     @property
     def service(self) -> CompletionService:
@@ -56,13 +65,14 @@ def build_parts(settings: Settings | None = None) -> Parts:
     settings = settings or read_settings()
     clock = SystemClock()
     dynamodb = build_dynamodb_client()
+    sagemaker = build_sagemaker_client(settings)
     return Parts(
         registry=DynamoRegistry(dynamodb, settings.registry_table, clock, settings.registry_cache_seconds),
-        backend=SageMakerBackend(
-            build_sagemaker_client(settings), {"vllm": VllmCodec()}, settings.upstream_read_timeout
-        ),
+        backend=SageMakerBackend(sagemaker, {"vllm": VllmCodec()}, settings.upstream_read_timeout),
         ledger=DynamoUsageLedger(dynamodb, settings.usage_table, settings.usage_retention_days),
         clock=clock,
+        openai_extra_fields=settings.openai_extra_fields,
+        sourcegraph_default_model=settings.sourcegraph_default_model,
     )
 
 
@@ -97,13 +107,56 @@ def build_sagemaker_client(settings: Settings) -> SageMakerRuntimeClient:
 def openai_completions_app(parts: Parts | None = None) -> FastAPI:
     """``POST /v1/completions`` and ``/completions``."""
     parts = parts or build_parts()
-    dialect = OpenAIDialect()
-    endpoints = {"/v1/completions": dialect, "/completions": dialect}
-    return completions_app(endpoints, parts.service, parts.registry, parts.clock)
+    dialect = OpenAIDialect(parts.openai_extra_fields)
+    return _completions(parts, {"/v1/completions": dialect, "/completions": dialect})
 
 
 def openai_models_app(parts: Parts | None = None) -> FastAPI:
     """``/v1/models`` and ``/v1/models/{id}``."""
-    parts = parts or build_parts()
     dialect = OpenAIDialect()
-    return resources_app(dialect, dialect.model_resources(), parts.registry, parts.clock)
+    return _resources(parts or build_parts(), dialect, dialect.model_resources())
+
+
+def scale_completions_app(parts: Parts | None = None) -> FastAPI:
+    """``POST /v2/completions``."""
+    return _completions(parts or build_parts(), {"/v2/completions": ScaleDialect()})
+
+
+def scale_v1_completions_app(parts: Parts | None = None) -> FastAPI:
+    """``POST /v1/llm/completions-sync`` and ``/v1/llm/completions-stream``."""
+    endpoints = {
+        "/v1/llm/completions-sync": ScaleV1Dialect(streamed=False),
+        "/v1/llm/completions-stream": ScaleV1Dialect(streamed=True),
+    }
+    return _completions(parts or build_parts(), endpoints)
+
+
+def scale_models_app(parts: Parts | None = None) -> FastAPI:
+    """``/v1/llm/model-endpoints`` and ``/v1/llm/model-endpoints/{name}``."""
+    dialect = ScaleV1Dialect(streamed=False)
+    return _resources(parts or build_parts(), dialect, dialect.model_resources())
+
+
+def sourcegraph_completions_app(parts: Parts | None = None) -> FastAPI:
+    """``POST /.api/completions/code`` and ``/.api/completions/stream``."""
+    parts = parts or build_parts()
+    endpoints = {
+        "/.api/completions/code": SourcegraphDialect(False, parts.sourcegraph_default_model),
+        "/.api/completions/stream": SourcegraphDialect(True, parts.sourcegraph_default_model),
+    }
+    return _completions(parts, endpoints)
+
+
+def sourcegraph_site_app(parts: Parts | None = None) -> FastAPI:
+    """``/.api/modelconfig/supported-models.json``, ``/.api/client-config`` and ``/.api/graphql``."""
+    parts = parts or build_parts()
+    dialect = SourcegraphDialect(False, parts.sourcegraph_default_model)
+    return _resources(parts, dialect, site_resources(parts.sourcegraph_default_model, __version__))
+
+
+def _completions(parts: Parts, endpoints: Mapping[str, Dialect]) -> FastAPI:
+    return completions_app(endpoints, parts.service, parts.registry, parts.clock)
+
+
+def _resources(parts: Parts, dialect: Dialect, resources: Sequence[Resource]) -> FastAPI:
+    return resources_app(dialect, resources, parts.registry, parts.clock)

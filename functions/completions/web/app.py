@@ -49,6 +49,7 @@ def _completing(
 ) -> Callable[..., Response]:
     def complete(wire: Annotated[WireRequest, Depends(_wire_request)], request: Request) -> Response:
         arrived: Arrival = request.state.arrival
+        request.state.dialect = dialect
         canonical = _decoded(dialect, wire, registry)
         request.state.canonical = canonical
         principal = authenticate(dialect, wire, registry, canonical.model)
@@ -115,7 +116,8 @@ def _error_handler(dialect: Dialect, clock: Clock) -> Callable[[Request, Excepti
             )
         understood: CompletionRequest | None = getattr(request.state, "canonical", None)
         head = ErrorHead(request_id, clock.now().timestamp(), understood)
-        return _response(dialect.encode_error(canonical, head))
+        spoken: Dialect = getattr(request.state, "dialect", dialect)
+        return _response(spoken.encode_error(canonical, head))
 
     return handle
 

@@ -1,0 +1,254 @@
+"""One service, many dialects: the same canonical request gives the same text, the same counts, one record in each."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from completions_cli.local.faults import Fault, Refusal
+from completions_cli.local.stack import LocalStack
+from ledger_reader import LedgerReader
+
+PROMPT = "class Parser:\n    def __init__(self"
+TOKENS = 24
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """How a dialect asks for one greedy completion, and where its answers hold the text."""
+
+    path: str
+    headers: dict[str, str]
+    body: Callable[[bool], dict[str, Any]]
+    text: Callable[[httpx.Response], str]
+    joined: Callable[[httpx.Response], str]
+    end: str
+    stream_path: str | None = None
+
+    def ask(self, http: httpx.Client, *, stream: bool) -> httpx.Response:
+        path = self.stream_path if stream and self.stream_path else self.path
+        return http.post(path, json=self.body(stream), headers=self.headers)
+
+
+def data_frames(reply: httpx.Response) -> list[Any]:
+    frames = re.findall(r"^data: (.*?)\r?$", reply.text, re.MULTILINE)
+    return [json.loads(frame) for frame in frames if frame != "[DONE]"]
+
+
+def openai_body(stream: bool) -> dict[str, Any]:
+    return {"model": "demo", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "stream": stream}
+
+
+def v1_body(stream: bool) -> dict[str, Any]:
+    return {"prompt": PROMPT, "max_new_tokens": TOKENS, "temperature": 0}
+
+
+def sourcegraph_body(stream: bool) -> dict[str, Any]:
+    message = {"speaker": "human", "text": PROMPT}
+    return {"model": "demo", "messages": [message], "maxTokensToSample": TOKENS, "temperature": 0, "stream": stream}
+
+
+def choice_text(reply: httpx.Response) -> str:
+    text: str = reply.json()["choices"][0]["text"]
+    return text
+
+
+def joined_choices(reply: httpx.Response) -> str:
+    return "".join(choice["text"] for frame in data_frames(reply) for choice in frame["choices"])
+
+
+def last_completion(reply: httpx.Response) -> str:
+    text: str = [frame["completion"] for frame in data_frames(reply) if "completion" in frame][-1]
+    return text
+
+
+BASIC = {"Authorization": "Basic c2stbG9jYWw6"}
+TOKEN = {"Authorization": "token sk-local"}
+SPEAKERS = {
+    "openai": Speaker(
+        "/v1/completions",
+        {"Authorization": "Bearer sk-local"},
+        openai_body,
+        choice_text,
+        joined_choices,
+        "data: [DONE]\n\n",
+    ),
+    "scale": Speaker("/v2/completions", BASIC, openai_body, choice_text, joined_choices, "data: [DONE]\r\n\r\n"),
+    "scale-v1": Speaker(
+        "/v1/llm/completions-sync?model_endpoint_name=demo",
+        {"x-api-key": "sk-local"},
+        v1_body,
+        lambda reply: str(reply.json()["output"]["text"]),
+        lambda reply: "".join(frame["output"]["text"] for frame in data_frames(reply)),
+        '"error":null}\r\n\r\n',
+        stream_path="/v1/llm/completions-stream?model_endpoint_name=demo",
+    ),
+    "sourcegraph-cumulative": Speaker(
+        "/.api/completions/code",
+        TOKEN,
+        sourcegraph_body,
+        lambda reply: str(reply.json()["completion"]),
+        last_completion,
+        "event: done\ndata: {}\n\n",
+    ),
+    "sourcegraph-delta": Speaker(
+        "/.api/completions/code?api-version=8",
+        TOKEN,
+        sourcegraph_body,
+        lambda reply: str(reply.json()["completion"]),
+        lambda reply: "".join(frame.get("deltaText", "") for frame in data_frames(reply)),
+        "event: done\ndata: {}\n\n",
+    ),
+}
+
+
+@pytest.fixture
+def http(base_url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=base_url, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture(params=SPEAKERS)
+def speaker(request: pytest.FixtureRequest) -> Speaker:
+    return SPEAKERS[request.param]
+
+
+def test_the_same_request_gives_the_same_text_whole_and_streamed(
+    http: httpx.Client, ledger: LedgerReader, speaker: Speaker
+) -> None:
+    reference = SPEAKERS["openai"].ask(http, stream=False)
+    whole, streamed = speaker.ask(http, stream=False), speaker.ask(http, stream=True)
+
+    assert speaker.text(whole) == speaker.joined(streamed) == choice_text(reference)
+    assert streamed.text.endswith(speaker.end)
+    expected = ledger.settled(reference.headers["x-request-id"])
+    for reply in (whole, streamed):
+        record = ledger.settled(reply.headers["x-request-id"])
+        assert record.outcome == "succeeded"
+        assert (record.prompt_tokens, record.completion_tokens) == (expected.prompt_tokens, TOKENS)
+    assert ledger.settled(streamed.headers["x-request-id"]).streamed
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_throttled_endpoint_is_a_429_in_every_dialect(
+    http: httpx.Client, faults: LocalStack, ledger: LedgerReader, speaker: Speaker, stream: bool
+) -> None:
+    faults.sagemaker.faults.replace("demo", [Fault(refusal=Refusal(kind="throttled"))])
+    before = faults.sagemaker.call_count["demo"]
+    reply = speaker.ask(http, stream=stream)
+
+    assert reply.status_code == 429
+    assert reply.headers["retry-after"]
+    assert ledger.settled(reply.headers["x-request-id"]).outcome == "refused"
+    assert faults.sagemaker.call_count["demo"] == before + 1
+
+
+@pytest.mark.parametrize("fault", [Fault(cut_after=2_000), Fault(end_after=2_000)], ids=["cut", "truncated"])
+def test_a_stream_broken_upstream_ends_in_the_dialects_own_error(
+    http: httpx.Client, faults: LocalStack, ledger: LedgerReader, speaker: Speaker, fault: Fault
+) -> None:
+    faults.sagemaker.faults.replace("demo", [fault])
+    reply = speaker.ask(http, stream=True)
+
+    assert reply.status_code == 200
+    assert "[DONE]" not in reply.text
+    errors = [frame for frame in data_frames(reply) if frame.get("error")]
+    assert len(errors) == 1
+    assert ledger.settled(reply.headers["x-request-id"]).outcome == "failed"
+
+
+def test_a_dead_model_in_a_sourcegraph_stream_is_an_event_and_not_a_status(
+    http: httpx.Client, faults: LocalStack
+) -> None:
+    faults.sagemaker.faults.replace("demo", [Fault(refusal=Refusal(kind="unavailable"))])
+    reply = SPEAKERS["sourcegraph-delta"].ask(http, stream=True)
+    assert reply.status_code == 200
+    assert re.fullmatch(r'event: error\ndata: {"error":".+"}\n\nevent: done\ndata: {}\n\n', reply.text)
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "body"),
+    [
+        ("openai", 401, None),
+        ("scale", 401, {"detail": "Could not authenticate user"}),
+        ("scale-v1", 401, {"detail": "Could not authenticate user"}),
+        ("sourcegraph-delta", 401, "Invalid access token.\n"),
+    ],
+)
+def test_a_wrong_key_wears_the_dialects_body(http: httpx.Client, name: str, status: int, body: object) -> None:
+    speaker = SPEAKERS[name]
+    headers = {key: value.replace("sk-local", "sk-wrong") for key, value in speaker.headers.items()}
+    if headers == BASIC:
+        headers = {"Authorization": "Basic c2std3Jvbmc6"}
+    reply = http.post(speaker.path, json=speaker.body(False), headers=headers)
+    assert reply.status_code == status
+    if isinstance(body, str):
+        assert reply.text == body
+    elif body is not None:
+        assert reply.json() == body
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Authorization": "Bearer sk-local"},
+        {"Authorization": "Basic c2stbG9jYWw6"},
+        {"x-api-key": "sk-local"},
+    ],
+)
+def test_scale_takes_three_forms_of_credentials(http: httpx.Client, headers: dict[str, str]) -> None:
+    assert http.post("/v2/completions", json=openai_body(False), headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("query", "headers", "status"),
+    [
+        ("", {"Authorization": "token sk-local"}, 200),
+        ("?token=sk-local", {}, 200),
+        ("", {"Authorization": "Basic c2stbG9jYWw6"}, 200),
+        ("", {"Authorization": "Bearer sk-local"}, 401),
+        ("?api-version=0", {"Authorization": "token sk-local"}, 406),
+        ("?api-version=x", {"Authorization": "token sk-local"}, 406),
+        ("?api-version=0", {}, 401),
+    ],
+)
+def test_sourcegraphs_order_of_checks(http: httpx.Client, query: str, headers: dict[str, str], status: int) -> None:
+    reply = http.post(f"/.api/completions/code{query}", json=sourcegraph_body(False), headers=headers)
+    assert reply.status_code == status
+
+
+def test_an_editors_stops_beyond_the_containers_four_all_count(http: httpx.Client) -> None:
+    whole = SPEAKERS["sourcegraph-delta"].ask(http, stream=False).json()["completion"]
+    stop = whole[6:9]
+    body = {**sourcegraph_body(False), "stopSequences": [*"ⒶⒷⒸⒹⒺⒻⒼⒽⒾ", stop]}
+    for stream in (False, True):
+        reply = http.post("/.api/completions/code?api-version=8", json={**body, "stream": stream}, headers=TOKEN)
+        speaker = SPEAKERS["sourcegraph-delta"]
+        text = speaker.joined(reply) if stream else speaker.text(reply)
+        assert text == whole[: whole.index(stop)]
+
+
+def test_an_editor_finds_its_way_to_a_first_completion(http: httpx.Client) -> None:
+    version = http.post(
+        "/.api/graphql?SiteProductVersion",
+        json={"query": "query SiteProductVersion { site { productVersion } }", "variables": {}},
+        headers=TOKEN,
+    ).json()["data"]["site"]["productVersion"]
+    config = json.loads(http.get("/.api/client-config", headers=TOKEN).text)
+    models = json.loads(http.get("/.api/modelconfig/supported-models.json", headers=TOKEN).text)
+    chosen = models["defaultModels"]["codeCompletion"]
+
+    assert re.fullmatch(r"\d+\.\d+\.\d+", version)
+    assert config["codyEnabled"] is True
+    assert chosen in [model["modelRef"] for model in models["models"]]
+    api_version = config["latestSupportedCompletionsStreamAPIVersion"]
+    body = {**sourcegraph_body(True), "model": chosen}
+    reply = http.post(f"/.api/completions/code?api-version={api_version}", json=body, headers=TOKEN)
+    assert reply.headers["content-type"] == "text/event-stream"
+    assert reply.text.endswith("event: done\ndata: {}\n\n")
