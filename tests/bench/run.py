@@ -23,6 +23,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from streams import stream_table
 
 ROOT = Path(__file__).parents[2]
 SHORT, LONG = 16, 272
@@ -175,7 +176,9 @@ def main() -> None:
             f"{per_event:.1f}",
             f"{per_event - baseline[3]:+.1f}",
         )
-    Console(width=140).print(table)
+    console = Console(width=140)
+    console.print(table)
+    console.print(stream_table())
 
 
 def figures(samples: dict[tuple[str, int], list[Sample]], name: str) -> tuple[float, float, float, float]:

@@ -206,6 +206,27 @@ def test_scale_takes_three_forms_of_credentials(http: httpx.Client, headers: dic
     assert http.post("/v2/completions", json=openai_body(False), headers=headers).status_code == 200
 
 
+def test_scales_n_alone_gives_that_many_choices(http: httpx.Client) -> None:
+    body = {**openai_body(False), "n": 2, "temperature": 0.8, "seed": 1}
+    reply = http.post("/v2/completions", json=body, headers=BASIC)
+    assert [choice["index"] for choice in reply.json()["choices"]] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_choice": ["yes", "no"]},
+        {"guided_regex": "a+"},
+        {"response_format": {"type": "json_object"}},
+        {"use_beam_search": True, "best_of": 2},
+    ],
+)
+def test_what_the_container_cannot_enforce_is_refused_and_named(http: httpx.Client, fields: dict[str, Any]) -> None:
+    reply = http.post("/v2/completions", json={**openai_body(False), **fields}, headers=BASIC)
+    assert reply.status_code == 400
+    assert next(iter(fields)) in reply.json()["detail"]
+
+
 @pytest.mark.parametrize(
     ("query", "headers", "status"),
     [

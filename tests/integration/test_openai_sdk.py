@@ -121,6 +121,32 @@ def test_echo_with_logprobs_scores_the_prompt(client: OpenAI) -> None:
     assert slices == choice.logprobs.tokens
 
 
+def test_a_prompt_is_scored_without_generating_anything(client: OpenAI) -> None:
+    completion = client.completions.create(model="demo", prompt="import os\n", echo=True, logprobs=1, max_tokens=0)
+    choice = completion.choices[0]
+    assert choice.text == "import os\n"
+    assert choice.logprobs is not None
+    assert choice.logprobs.tokens is not None
+    assert "".join(choice.logprobs.tokens) == "import os\n"
+    assert choice.logprobs.token_logprobs is not None
+    assert choice.logprobs.token_logprobs[0] is None
+    assert choice.finish_reason == "length"
+
+
+def test_an_echoed_prompt_leads_a_stream_in_each_index(client: OpenAI) -> None:
+    prompts = ["# café ☕ 日本語 😀\n", "import os\n"]
+    stream = client.completions.create(
+        model="demo", prompt=prompts, echo=True, max_tokens=4, temperature=0, stream=True
+    )
+    texts: dict[int, list[str]] = {0: [], 1: []}
+    for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index].append(choice.text)
+    for index, prompt in enumerate(prompts):
+        assert texts[index][0].startswith(prompt)
+        assert "\ufffd" not in "".join(texts[index])
+
+
 def test_suffix_fills_in_the_middle(client: OpenAI) -> None:
     completion = client.completions.create(
         model="demo",

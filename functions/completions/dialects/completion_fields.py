@@ -7,9 +7,10 @@ field, is each dialect's own ``model_config``.
 from __future__ import annotations
 
 import json
+from itertools import islice
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field, ValidatorFunctionWrapHandler, field_validator
 
 from completions.domain.completion import CompletionRequest, Prompt, SamplingParams
 from completions.domain.errors import InvalidRequestError
@@ -75,6 +76,18 @@ class CompletionFields(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     user: str | None = None
+
+    @field_validator("logit_bias", mode="wrap")
+    @classmethod
+    def _few_faults(cls, value: object, handler: ValidatorFunctionWrapHandler) -> object:
+        """Entries are read in batches up to the first faulty one: a fault of each would outgrow the body."""
+        if not isinstance(value, dict):
+            return handler(value)
+        entries = iter(value.items())
+        biases: dict[str, int] = {}
+        while batch := dict(islice(entries, 64)):
+            biases |= handler(batch)
+        return biases
 
     def check_interactions(self) -> None:
         """The rules that hold between fields. Raises ``InvalidRequestError`` naming the one at fault."""

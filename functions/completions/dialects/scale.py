@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
-from itertools import islice
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidatorFunctionWrapHandler, field_validator
+from pydantic import BaseModel, Field
 
 from completions.dialects.completion_fields import CompletionFields
 from completions.dialects.dialect import AnswerHead, Dialect, ErrorHead, StreamEncoder, WireReply, WireRequest
@@ -87,18 +86,6 @@ class ScaleBody(CompletionFields, SamplingFields, GuidedFields):
     response_format: ResponseFormatText | ResponseFormatJsonSchema | ResponseFormatJsonObject | None = None
     guided_decoding_backend: Literal["outlines", "lm-format-enforcer"] | None = None
     guided_whitespace_pattern: str | None = None
-
-    @field_validator("logit_bias", mode="wrap")
-    @classmethod
-    def _few_faults(cls, value: object, handler: ValidatorFunctionWrapHandler) -> object:
-        """Entries are read in batches up to the first faulty one: a fault of each would outgrow the body."""
-        if not isinstance(value, dict):
-            return handler(value)
-        entries = iter(value.items())
-        biases: dict[str, int] = {}
-        while batch := dict(islice(entries, 64)):
-            biases |= handler(batch)
-        return biases
 
     def check_interactions(self) -> None:
         super().check_interactions()

@@ -117,7 +117,10 @@ def _error_handler(dialect: Dialect, clock: Clock) -> Callable[[Request, Excepti
         understood: CompletionRequest | None = getattr(request.state, "canonical", None)
         head = ErrorHead(request_id, clock.now().timestamp(), understood)
         spoken: Dialect = getattr(request.state, "dialect", dialect)
-        return _response(spoken.encode_error(canonical, head))
+        response = _response(spoken.encode_error(canonical, head))
+        if isinstance(error, HTTPException) and error.headers:
+            response.headers.update(error.headers)  # a 405 says which methods there are
+        return response
 
     return handle
 

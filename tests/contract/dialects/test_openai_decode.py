@@ -335,6 +335,16 @@ def test_a_bias_for_what_is_no_token_id_is_refused(key: str) -> None:
     assert refused(logit_bias={key: 1}).param == "logit_bias"
 
 
+def test_refusing_many_biases_takes_memory_in_proportion_to_the_body() -> None:
+    biases = {str(number): "x" for number in range(50_000)}
+    tracemalloc.start()
+    error = refused(logit_bias=biases)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert error.param == "logit_bias"
+    assert peak < 100 * len(json.dumps(biases))
+
+
 def test_a_field_let_through_is_understood() -> None:
     body = json.dumps({"model": "demo", "prompt": "ab", "top_k": 5, "min_p": 0.1}).encode()
     canonical = OpenAIDialect(frozenset({"top_k", "min_p"})).decode(
