@@ -51,16 +51,28 @@ def test_the_api_is_regional(resources: dict[str, Any]) -> None:
     assert resources["Api"]["Properties"]["EndpointConfiguration"]["Types"] == ["REGIONAL"]
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/completions"])
+STREAMING = {
+    "/v1/completions": "OpenAICompletionsFunction",
+    "/completions": "OpenAICompletionsFunction",
+    "/v2/completions": "ScaleCompletionsFunction",
+    "/v1/llm/completions-sync": "ScaleV1CompletionsFunction",
+    "/v1/llm/completions-stream": "ScaleV1CompletionsFunction",
+    "/.api/completions/code": "SourcegraphCompletionsFunction",
+    "/.api/completions/stream": "SourcegraphCompletionsFunction",
+}
+
+
+@pytest.mark.parametrize("path", STREAMING)
 def test_the_streamed_form_streams_end_to_end(project_root: Path, path: str) -> None:
     method = json.dumps(integration(transformed(project_root), path, True))
 
+    assert f"{STREAMING[path]}.Arn" in method
     assert '"responseTransferMode": "STREAM"' in method
     assert "response-streaming-invocations" in method
     assert '"timeoutInMillis": 600000' in method
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/completions"])
+@pytest.mark.parametrize("path", STREAMING)
 def test_the_buffered_form_streams_nowhere(project_root: Path, path: str) -> None:
     method = json.dumps(integration(transformed(project_root), path, False))
 
@@ -68,12 +80,14 @@ def test_the_buffered_form_streams_nowhere(project_root: Path, path: str) -> Non
     assert "/2015-03-31/" in method
 
 
-def test_function_and_method_change_form_together(project_root: Path) -> None:
-    resources = transformed(project_root)
-    function = resources["OpenAICompletionsFunction"]["Properties"]
+@pytest.mark.parametrize("name", sorted(set(STREAMING.values())))
+def test_function_and_method_change_form_together(resources: dict[str, Any], name: str) -> None:
+    function = resources[name]["Properties"]
 
     streamed, buffered = function["Handler"]["Fn::If"][1:]
-    assert (streamed, buffered) == ("run.sh", "completions.handlers.openai_completions.handler")
+    assert streamed == "run.sh"
+    assert buffered.startswith("completions.handlers.")
+    assert function["Environment"]["Variables"]["APP_MODULE"] == buffered.removesuffix(".handler") + ":app"
     assert function["Timeout"] == {"Fn::If": ["Streamed", 600, 29]}
     assert function["Layers"][0]["Fn::If"][0] == "Streamed"
     wrapper = function["Environment"]["Variables"]["AWS_LAMBDA_EXEC_WRAPPER"]
@@ -84,6 +98,13 @@ def test_function_and_method_change_form_together(project_root: Path) -> None:
 def test_every_handler_and_app_can_be_imported(stack: LocalStack, project_root: Path, mode: str) -> None:
     for route in read_gateway(project_root / "template.yaml", {"ResponseMode": mode}).routes:
         assert callable(pkgutil.resolve_name(route.entry_point))
+
+
+@pytest.mark.parametrize("name", sorted(set(STREAMING.values())))
+def test_the_gateway_may_call_each_function_it_names(resources: dict[str, Any], name: str) -> None:
+    permission = resources[name.replace("Function", "Permission")]["Properties"]
+    assert permission["FunctionName"] == {"Ref": name}
+    assert permission["Principal"] == "apigateway.amazonaws.com"
 
 
 def test_the_start_script_can_be_executed(project_root: Path) -> None:

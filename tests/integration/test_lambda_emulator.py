@@ -138,6 +138,12 @@ def test_the_same_gateway_request_is_not_answered_twice(completions_url: str, pr
     [
         ("openai_models", "openai_models.json"),
         ("openai_models", "openai_models_retrieve.json"),
+        ("scale_completions", "scale_completions.json"),
+        ("scale_v1_completions", "scale_v1_completions_sync.json"),
+        ("scale_models", "scale_models.json"),
+        ("sourcegraph_completions", "sourcegraph_code.json"),
+        ("sourcegraph_completions", "sourcegraph_stream.json"),
+        ("sourcegraph_site", "sourcegraph_graphql.json"),
         ("health", "health.json"),
     ],
 )
