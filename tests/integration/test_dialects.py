@@ -195,6 +195,20 @@ def test_a_wrong_key_wears_the_dialects_body(http: httpx.Client, name: str, stat
 
 
 @pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"null", b'"x"', b"\xff", b"[" * 50_000, b"{" + b" " * 1_000_000]
+)
+def test_a_body_that_is_no_request_is_a_4xx_and_costs_nothing(
+    http: httpx.Client, faults: LocalStack, ledger: LedgerReader, speaker: Speaker, content: bytes
+) -> None:
+    calls, records = faults.sagemaker.call_count["demo"], ledger.count()
+    for path in {speaker.path, speaker.stream_path or speaker.path}:
+        reply = http.post(path, content=content, headers=speaker.headers)
+        assert 400 <= reply.status_code < 500, reply.text
+        assert reply.headers["x-request-id"]
+    assert (faults.sagemaker.call_count["demo"], ledger.count()) == (calls, records)
+
+
+@pytest.mark.parametrize(
     "headers",
     [
         {"Authorization": "Bearer sk-local"},
