@@ -3,7 +3,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check bench build lint types contracts templates requirements requirements.txt
+.PHONY: help setup serve test check bench build lint types contracts templates openapi requirements requirements.txt
 
 TOOLS := $(CURDIR)/.tools
 export PATH := $(TOOLS)/bin:$(PATH)
@@ -32,7 +32,7 @@ serve: setup  ## Run the whole service on this machine, until Ctrl-C; ARGS="--he
 test: setup  ## Run the tests
 	@$(RUN) pytest $(PARALLEL)
 
-check: setup lint types contracts requirements templates  ## Everything CI runs: lint, types, imports, templates, build, tests
+check: setup lint types contracts requirements openapi templates  ## Everything CI runs: lint, types, imports, templates, build, tests
 	@$(RUN) pytest $(PARALLEL) --cov --cov-report=term --cov-fail-under=95
 	@$(MAKE) --no-print-directory build
 
@@ -53,6 +53,9 @@ requirements: setup  # what the functions install must be what the lock says
 
 requirements.txt: setup  ## Export the lock to functions/requirements.txt
 	@uv export --frozen --no-default-groups --no-emit-project | grep -v '^#' > functions/requirements.txt
+
+openapi: setup  # the committed document must be what the apps say; `completions openapi` writes it
+	@$(RUN) completions openapi --check
 
 templates: setup
 	@AWS_DEFAULT_REGION=us-east-1 $(RUN) sam validate >/dev/null  # the transform, which --lint leaves out

@@ -5,10 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from completions.backends.codec import Codec
 from completions.backends.vllm import VllmCodec
+from completions.dialects.documentation import Documentation
 from completions.domain.catalog import Parameter
 from completions.settings import Settings
+from completions_cli.dialect_table import body_fields, dialect_table, named_fields
+from completions_cli.openapi import documentations
 from fakes import route
 
 CODECS: dict[str, Codec] = {"vllm": VllmCodec()}
@@ -29,6 +34,18 @@ def test_the_capability_table_is_the_codecs_own(project_root: Path) -> None:
     match = re.search(r"<!-- capabilities -->\n(.*?)<!-- /capabilities -->", text, re.DOTALL)
     assert match is not None
     assert match[1] == capability_table()
+
+
+def test_the_dialect_table_is_the_dialects_own(project_root: Path) -> None:
+    text = (project_root / "README.md").read_text()
+    match = re.search(r"<!-- dialects -->\n(.*?)<!-- /dialects -->", text, re.DOTALL)
+    assert match is not None
+    assert match[1] == dialect_table()
+
+
+@pytest.mark.parametrize("documentation", documentations(), ids=lambda one: one.title)
+def test_the_dialect_table_names_every_field(documentation: Documentation) -> None:
+    assert body_fields(documentation) == named_fields(documentation)
 
 
 def test_every_setting_is_described(project_root: Path) -> None:

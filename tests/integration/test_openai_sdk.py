@@ -122,12 +122,14 @@ def test_echo_with_logprobs_scores_the_prompt(client: OpenAI) -> None:
 
 
 def test_a_prompt_is_scored_without_generating_anything(client: OpenAI) -> None:
-    completion = client.completions.create(model="demo", prompt="import os\n", echo=True, logprobs=1, max_tokens=0)
+    # the token that the container generates and hides would end this text: nothing may show it
+    prompt = "else:\n    getpass = unix_getpass\n"
+    completion = client.completions.create(model="demo", prompt=prompt, echo=True, logprobs=1, max_tokens=0)
     choice = completion.choices[0]
-    assert choice.text == "import os\n"
+    assert choice.text == prompt
     assert choice.logprobs is not None
     assert choice.logprobs.tokens is not None
-    assert "".join(choice.logprobs.tokens) == "import os\n"
+    assert "".join(choice.logprobs.tokens) == prompt
     assert choice.logprobs.token_logprobs is not None
     assert choice.logprobs.token_logprobs[0] is None
     assert choice.finish_reason == "length"

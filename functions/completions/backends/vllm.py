@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -143,7 +144,7 @@ class VllmCodec(Codec):
         )
 
     def decoder(self, request: CompletionRequest) -> StreamDecoder:
-        return _VllmStreamDecoder(request.n)
+        return _VllmStreamDecoder(request.n, scores_only=request.max_tokens == 0)
 
     def decode_error(self, status: int, body: str) -> CompletionError:
         try:
@@ -154,8 +155,9 @@ class VllmCodec(Codec):
 
 
 class _VllmStreamDecoder(StreamDecoder):
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, *, scores_only: bool) -> None:
         self._n = n
+        self._scores_only = scores_only
         self._done = False
         self._prompt_tokens: dict[int, int] = {}
         self._completion_tokens: dict[int, int] = {}
@@ -175,9 +177,16 @@ class _VllmStreamDecoder(StreamDecoder):
             raise _error(_status(failure), failure)
         choices = wire.choices or ()
         return CompletionChunk(
-            choices=tuple([_delta(choice) for choice in choices]),
+            choices=tuple([self._delta(choice) for choice in choices]),
             usage=None if wire.usage is None else self._running_usage(choices, wire.usage),
         )
+
+    def _delta(self, choice: _WireChoice) -> ChoiceDelta:
+        delta = _delta(choice)
+        if self._scores_only and delta.finish_reason is not None:
+            # vLLM generates one token and hides it, but its finish reason would tell what it was
+            return replace(delta, finish_reason=FinishReason.LENGTH)
+        return delta
 
     def finish(self) -> None:
         if not self._done:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from pydantic import ConfigDict, ValidationError
@@ -37,7 +38,9 @@ class CompletionBody(CompletionFields, SamplingFields):
         """The canonical request. Raises ``InvalidRequestError`` for fields that contradict each other."""
         self.check_interactions()
         sampling = SamplingParams(**self.sampling_values(), **self.more_sampling_values())
-        return self.to_request(sampling=sampling, **self.output_values())
+        canonical = self.to_request(sampling=sampling, **self.output_values())
+        names = {**canonical.param_names, "include_stop": "include_stop_str_in_output"}
+        return replace(canonical, param_names=names)
 
 
 def parse_body(body: bytes, extra_fields: frozenset[str] = frozenset()) -> CompletionBody:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from completions.domain.catalog import Capability, ModelRoute, Parameter
 from completions.domain.completion import CompletionRequest, SamplingParams
-from completions.domain.errors import InvalidRequestError, UnsupportedParameterError
+from completions.domain.errors import ContextLengthError, InvalidRequestError, UnsupportedParameterError
 
 _UNSET = SamplingParams()
 _SAMPLING = {
@@ -56,17 +56,34 @@ def used_parameters(request: CompletionRequest) -> frozenset[Parameter]:
 def check_parameters(
     request: CompletionRequest, route: ModelRoute, capabilities: Mapping[Parameter, Capability]
 ) -> None:
-    """Raises ``UnsupportedParameterError`` for the first parameter, by name, that the model cannot carry, and
-    ``InvalidRequestError`` for an empty prompt it has no start of a document for, or that is to be echoed."""
+    """Raises ``UnsupportedParameterError`` for the first parameter, by name, that the model cannot carry,
+    ``InvalidRequestError`` for an empty prompt it has no start of a document for, or that is to be echoed, and
+    ``ContextLengthError`` for more tokens than its context holds."""
     for parameter in sorted(used_parameters(request)):
         if capabilities[parameter] is Capability.REFUSED:
             name = request.param_names.get(parameter, str(parameter))
             raise UnsupportedParameterError(
                 f"The model '{route.model_id}' does not support '{name}'.", param=name, code="unsupported_parameter"
             )
+    _check_length(request, route)
     if not all(request.prompts):
         name = request.param_names.get("prompt", "prompt")
         if route.document_start is None:
             raise InvalidRequestError(f"The model '{route.model_id}' cannot complete an empty '{name}'.", param=name)
         if request.echo:
             raise InvalidRequestError(f"An empty '{name}' cannot be echoed.", param=name)
+
+
+def _check_length(request: CompletionRequest, route: ModelRoute) -> None:
+    """As far as it is known here: the tokens of a text are the container's to count."""
+    name = request.param_names.get("max_tokens", "max_tokens")
+    if request.max_tokens == 0 and not request.echo:
+        raise InvalidRequestError(f"'{name}' must be at least 1; 0 only scores an echoed prompt.", param=name)
+    longest = max((len(prompt) for prompt in request.prompts if not isinstance(prompt, str)), default=0)
+    total = longest + request.max_tokens
+    if total > route.context_length:
+        raise ContextLengthError(
+            f"This model's maximum context length is {route.context_length} tokens. However, you requested "
+            f"{total} tokens ({longest} in the prompt; {request.max_tokens} for the completion).",
+            param=name,
+        )

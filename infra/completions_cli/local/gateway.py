@@ -181,4 +181,4 @@ async def _send(reply: HttpReply, send: Send) -> None:
 def _pattern(path: str) -> re.Pattern[str]:
     """API Gateway's path as a regular expression: ``{name}`` is one segment, ``{name+}`` the rest."""
     expression = re.sub(r"\\{(\w+)\\\+\\}", r"(?P<\1>.+)", re.escape(path))
-    return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", expression))
+    return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", expression), re.DOTALL)

@@ -7,8 +7,15 @@ from collections.abc import Mapping
 import pytest
 
 from completions.domain.catalog import Capability, Parameter
-from completions.domain.completion import BeamSearch, CompletionRequest, Constraint, ConstraintKind, SamplingParams
-from completions.domain.errors import InvalidRequestError, UnsupportedParameterError
+from completions.domain.completion import (
+    BeamSearch,
+    CompletionRequest,
+    Constraint,
+    ConstraintKind,
+    Prompt,
+    SamplingParams,
+)
+from completions.domain.errors import ContextLengthError, InvalidRequestError, UnsupportedParameterError
 from completions.service.parameters import check_parameters, used_parameters
 from fakes import request, route
 
@@ -102,3 +109,17 @@ def test_an_empty_prompt_cannot_be_echoed() -> None:
 
 def test_an_empty_prompt_starts_a_document() -> None:
     check_parameters(request(prompts=("",)), route(document_start="<s>"), HONOURED)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "fits"),
+    [("x" * 500, 100, True), ("x", 101, False), ((1,) * 60, 40, True), ((1,) * 60, 41, False)],
+)
+def test_tokens_that_are_known_to_outgrow_the_context_are_refused(prompt: Prompt, max_tokens: int, fits: bool) -> None:
+    canonical = request(prompts=(prompt,), max_tokens=max_tokens)
+    if fits:
+        check_parameters(canonical, route(context_length=100), HONOURED)
+    else:
+        with pytest.raises(ContextLengthError, match="maximum context length is 100 tokens") as caught:
+            check_parameters(canonical, route(context_length=100), HONOURED)
+        assert caught.value.param == "max_tokens"
