@@ -3,7 +3,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check bench build lint types contracts templates openapi requirements requirements.txt
+.PHONY: help setup serve test clients check bench build lint types contracts templates openapi requirements requirements.txt
 
 TOOLS := $(CURDIR)/.tools
 export PATH := $(TOOLS)/bin:$(PATH)
@@ -30,10 +30,13 @@ serve: setup  ## Run the whole service on this machine, until Ctrl-C; ARGS="--he
 	@exec $(RUN) $(WITH_EXTRA) completions serve $(ARGS)
 
 test: setup  ## Run the tests
-	@$(RUN) pytest $(PARALLEL)
+	@$(RUN) pytest $(PARALLEL) -m "not clients"
 
-check: setup lint types contracts requirements openapi templates  ## Everything CI runs: lint, types, imports, templates, build, tests
-	@$(RUN) pytest $(PARALLEL) --cov --cov-report=term --cov-fail-under=95
+clients: setup  ## Run official clients of the dialects, each installed in an environment of its own
+	@$(RUN) pytest -m clients
+
+check: setup lint types contracts requirements openapi templates  ## Lint, types, import contracts, templates, tests, build
+	@$(RUN) pytest $(PARALLEL) -m "not clients" --cov --cov-report=term --cov-fail-under=95
 	@$(MAKE) --no-print-directory build
 
 lint: setup

@@ -67,7 +67,7 @@ generation_kwargs: {{until: ["\\n"], max_gen_toks: 6, do_sample: false, temperat
 metric_list: [{{metric: exact_match}}]
 """
 
-pytestmark = [pytest.mark.clients, pytest.mark.slow]
+pytestmark = pytest.mark.clients
 
 
 @pytest.fixture(scope="module")

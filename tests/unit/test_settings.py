@@ -81,3 +81,13 @@ def test_the_environment_is_read_when_none_is_given(monkeypatch: pytest.MonkeyPa
     for name, value in TABLES.items():
         monkeypatch.setenv(name, value)
     assert read_settings().registry_table == "keys"
+
+
+def test_fields_to_let_through_are_separated_by_commas() -> None:
+    settings = read_settings(TABLES | {"OPENAI_EXTRA_FIELDS": "top_k, min_p,"})
+    assert settings.openai_extra_fields == {"top_k", "min_p"}
+
+
+def test_a_field_nobody_knows_cannot_be_let_through() -> None:
+    with pytest.raises(SettingsError, match="no such field: messages; there are "):
+        read_settings(TABLES | {"OPENAI_EXTRA_FIELDS": "messages"})

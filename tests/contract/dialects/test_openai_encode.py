@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import httpx2 as httpx
 import openai
@@ -33,6 +33,7 @@ from completions.domain.errors import (
     ContextLengthError,
     DuplicateRequestError,
     InvalidRequestError,
+    LimitStatus,
     MeteringError,
     MethodNotAllowedError,
     ModelNotFoundError,
@@ -389,6 +390,22 @@ def test_the_time_to_wait_is_told_in_seconds_and_milliseconds(
 
 def test_nothing_is_said_about_waiting_when_nothing_is_known() -> None:
     assert DIALECT.encode_error(RateLimitError("m"), HEAD_OF_ERROR).headers == {}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.017, "17ms"), (1, "1s"), (59.6, "1m0s"), (360, "6m0s"), (3_600, "1h0m0s"), (90_061, "25h1m1s")],
+)
+@pytest.mark.parametrize("kind", ["requests", "tokens"])
+def test_a_limit_that_was_hit_is_told_with_the_time_until_it_is_full(
+    kind: Literal["requests", "tokens"], seconds: float, text: str
+) -> None:
+    error = RateLimitError("m", status=LimitStatus(kind, 100, 0, seconds))
+    assert DIALECT.encode_error(error, HEAD_OF_ERROR).headers == {
+        f"x-ratelimit-limit-{kind}": "100",
+        f"x-ratelimit-remaining-{kind}": "0",
+        f"x-ratelimit-reset-{kind}": text,
+    }
 
 
 def test_a_used_up_quota_is_not_to_be_retried() -> None:

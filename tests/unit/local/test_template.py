@@ -8,7 +8,19 @@ import pytest
 
 from completions_cli.local.template import TemplateError, read_gateway
 
-COMPLETIONS = {("POST", "/v1/completions"), ("POST", "/completions")}
+COMPLETIONS = {
+    ("POST", path)
+    for path in (
+        "/v1/completions",
+        "/completions",
+        "/v2/completions",
+        "/v1/llm/completions-sync",
+        "/v1/llm/completions-stream",
+        "/.api/completions/code",
+        "/.api/completions/stream",
+    )
+}
+HANDLERS = ("openai_completions", "scale_completions", "scale_v1_completions", "sourcegraph_completions")
 OTHERS = {("GET", "/v1/models"), ("GET", "/v1/models/{model+}"), ("GET", "/healthz")}
 
 
@@ -36,13 +48,13 @@ def test_streaming_is_the_default(project_root: Path) -> None:
 def test_a_streamed_function_names_its_app(project_root: Path) -> None:
     routes = read_gateway(project_root / "template.yaml", {"ResponseMode": "streamed"}).routes
     apps = {route.function.variables.get("APP_MODULE") for route in routes if route.streamed}
-    assert apps == {"completions.handlers.openai_completions:app"}
+    assert apps == {f"completions.handlers.{name}:app" for name in HANDLERS}
 
 
 def test_a_buffered_function_names_its_handler(project_root: Path) -> None:
     routes = read_gateway(project_root / "template.yaml", {"ResponseMode": "buffered"}).routes
     handlers = {route.function.handler for route in routes if (route.method, route.path) in COMPLETIONS}
-    assert handlers == {"completions.handlers.openai_completions.handler"}
+    assert handlers == {f"completions.handlers.{name}.handler" for name in HANDLERS}
 
 
 def test_the_gateways_own_answers_are_read(project_root: Path) -> None:

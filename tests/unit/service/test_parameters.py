@@ -123,3 +123,10 @@ def test_tokens_that_are_known_to_outgrow_the_context_are_refused(prompt: Prompt
         with pytest.raises(ContextLengthError, match="maximum context length is 100 tokens") as caught:
             check_parameters(canonical, route(context_length=100), HONOURED)
         assert caught.value.param == "max_tokens"
+
+
+def test_no_tokens_at_all_are_for_scoring_an_echoed_prompt() -> None:
+    check_parameters(request(max_tokens=0, echo=True), route(), HONOURED)
+    with pytest.raises(InvalidRequestError) as caught:
+        check_parameters(request(max_tokens=0, param_names={"max_tokens": "max_new_tokens"}), route(), HONOURED)
+    assert caught.value.param == "max_new_tokens"
