@@ -3,7 +3,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test clients check bench build lint types contracts templates openapi requirements requirements.txt
+.PHONY: help setup serve test sam-local clients check bench build lint types contracts templates openapi requirements requirements.txt
 
 TOOLS := $(CURDIR)/.tools
 export PATH := $(TOOLS)/bin:$(PATH)
@@ -18,7 +18,7 @@ PARALLEL := --numprocesses auto --maxprocesses 4
 EXPORT := uv export --frozen --no-default-groups --no-emit-project --no-header 2>/dev/null
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z.]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup:  ## Install what the other targets need into .venv (and uv into .tools when it is missing)
 	@command -v uv >/dev/null || { echo "setup: uv is missing, installing it into .tools"; \
@@ -31,6 +31,9 @@ serve: setup  ## Run the whole service on this machine, until Ctrl-C; ARGS="--he
 
 test: setup  ## Run the tests
 	@$(RUN) pytest $(PARALLEL) -m "not clients"
+
+sam-local: setup  ## Run the functions under the real `sam local`, where Docker and the Lambda base image are at hand
+	@SAM_LOCAL_READY=1 $(RUN) pytest tests/integration/test_sam_local.py
 
 clients: setup  ## Run official clients of the dialects, each installed in an environment of its own
 	@$(RUN) pytest -m clients

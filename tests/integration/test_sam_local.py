@@ -17,7 +17,7 @@ from ledger_reader import LedgerReader
 
 pytestmark = pytest.mark.skipif(
     "SAM_LOCAL_READY" not in os.environ,
-    reason="needs a Docker engine with the Lambda base image; set SAM_LOCAL_READY=1 where both are there",
+    reason="needs a Docker engine with the Lambda base image; `make sam-local` runs it where both are there",
 )
 SAM = str(Path(sys.executable).with_name("sam"))
 ARCHITECTURE = {"aarch64": "arm64"}.get(platform.machine(), platform.machine())

@@ -32,7 +32,7 @@ def cut_files() -> list[str]:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
         if len(lines) > 2:
             cut = chooser.randrange(1, len(lines))
-            prompts.append("".join(lines[max(0, cut - 60) : cut]))
+            prompts.append("".join(lines[max(0, cut - 30) : cut]))
     return prompts[:FILES]
 
 
@@ -73,7 +73,7 @@ def test_buffered_streamed_and_metered_agree_on_200_files(
     assert len(prompts) == FILES
     before = ledger.count()
     for number, prompt in enumerate(prompts):
-        request: dict[str, Any] = {"model": "demo", "prompt": prompt, "max_tokens": 24, "seed": number}
+        request: dict[str, Any] = {"model": "demo", "prompt": prompt, "max_tokens": 16, "seed": number}
         request["temperature"] = (0, 0.8)[number % 2]
 
         reply = http.post("/v1/completions", json=request)
