@@ -19,6 +19,9 @@ pytestmark = pytest.mark.skipif(
     "SAM_LOCAL_READY" not in os.environ,
     reason="needs a Docker engine with the Lambda base image; `make sam-local` runs it where both are there",
 )
+# a prepared engine has the image, and names the address under which containers reach this machine
+GATEWAY = os.environ.get("SAM_LOCAL_GATEWAY")
+PREPARED = ("--skip-pull-image", "--add-host", f"host.docker.internal:{GATEWAY}") if GATEWAY else ()
 SAM = str(Path(sys.executable).with_name("sam"))
 ARCHITECTURE = {"aarch64": "arm64"}.get(platform.machine(), platform.machine())
 
@@ -63,7 +66,7 @@ def test_sam_local_invokes_the_function_on_its_event(
         *("local", "invoke", function, "--template", str(built / "template.yaml")),
         *("--event", str(tmp_path / "event.json"), "--env-vars", str(tmp_path / "env.json")),
         *("--parameter-overrides", f"ResponseMode=buffered Architecture={ARCHITECTURE}"),
-        *("--skip-pull-image", "--add-host", f"host.docker.internal:{os.environ['SAM_LOCAL_GATEWAY']}"),
+        *PREPARED,
     )
     reply = json.loads(output.strip().splitlines()[-1])
 
