@@ -22,6 +22,8 @@ from completions.domain.completion import (
     ChoiceDelta,
     CompletionChunk,
     CompletionRequest,
+    Constraint,
+    ConstraintKind,
     FinishReason,
     Logprobs,
     Prompt,
@@ -41,7 +43,7 @@ ROUTE_ATTRIBUTE: Final = "route=/v1/completions"
 
 _EMULATED: Final = (Parameter.SUFFIX, Parameter.BEST_OF)
 # vLLM reads an unknown key as nothing at all, so what it has no field for must be refused here.
-_REFUSED: Final = (Parameter.CONSTRAINT, Parameter.BEAM)
+_REFUSED: Final = (Parameter.BEAM,)
 _CAPABILITIES: Final[Mapping[Parameter, Capability]] = MappingProxyType(
     dict.fromkeys(Parameter, Capability.HONOURED)
     | dict.fromkeys(_EMULATED, Capability.EMULATED)
@@ -55,6 +57,14 @@ _FINISH_REASONS: Final = {
     "content_filter": FinishReason.CONTENT_FILTER,
 }
 _SMALLEST_TOP_P: Final = 1e-6
+_STRUCTURED_OUTPUTS: Final = (0, 12)
+_STRUCTURED_KEYS: Final = {
+    ConstraintKind.JSON_OBJECT: "json_object",
+    ConstraintKind.JSON_SCHEMA: "json",
+    ConstraintKind.REGEX: "regex",
+    ConstraintKind.CHOICE: "choice",
+    ConstraintKind.GRAMMAR: "grammar",
+}
 
 
 class _WireLogprobs(BaseModel):
@@ -137,6 +147,8 @@ class VllmCodec(Codec):
             body["stop"] = request.stop
         if request.logprobs is not None:
             body["logprobs"] = request.logprobs
+        if request.constraint is not None:
+            body |= _constraint_values(request.constraint, route.family_version)
         body |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
         return Invocation(
             body=json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode(),
@@ -212,6 +224,27 @@ def _prompt_value(prompts: tuple[Prompt, ...], route: ModelRoute) -> object:
     # an empty prompt means the start of a document, which vLLM wants spelled out
     values = [prompt or route.document_start or "" for prompt in prompts]
     return values[0] if len(values) == 1 else values
+
+
+def _constraint_values(constraint: Constraint, version: str | None) -> dict[str, Any]:
+    """``structured_outputs`` since 0.12, to which the older ``guided_*`` mean nothing; an undeclared version is new."""
+    value: Any = constraint.choices if constraint.kind is ConstraintKind.CHOICE else constraint.value
+    if constraint.kind is ConstraintKind.JSON_SCHEMA:
+        value = json.loads(constraint.value or "{}")
+    spacing = constraint.whitespace_pattern
+    if version is None or _version(version) >= _STRUCTURED_OUTPUTS:
+        if constraint.kind is ConstraintKind.JSON_OBJECT:
+            value = True
+        values = {_STRUCTURED_KEYS[constraint.kind]: value}
+        return {"structured_outputs": values if spacing is None else {**values, "whitespace_pattern": spacing}}
+    if constraint.kind is ConstraintKind.JSON_OBJECT:
+        return {"response_format": {"type": "json_object"}}
+    guided = {f"guided_{_STRUCTURED_KEYS[constraint.kind]}": value}
+    return guided if spacing is None else {**guided, "guided_whitespace_pattern": spacing}
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:2])
 
 
 def _sampling_values(sampling: SamplingParams, n: int) -> dict[str, Any]:

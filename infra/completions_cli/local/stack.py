@@ -149,5 +149,11 @@ def _routes(options: StackOptions) -> tuple[ModelRoute, ...]:
         # llama.cpp lays log-probabilities out in another way, and has no echo
         refused = dict.fromkeys((Parameter.LOGPROBS, Parameter.BEST_OF, Parameter.ECHO), Capability.REFUSED)
         return (replace(demo, capabilities=refused),)
-    embedded = replace(demo, owned_by="local stand-in for a GPU", fim_family="qwen", document_start="<|endoftext|>")
+    embedded = replace(
+        demo,
+        owned_by="local stand-in for a GPU",
+        fim_family="qwen",
+        document_start="<|endoftext|>",
+        capabilities={Parameter.CONSTRAINT: Capability.REFUSED},  # the n-gram model cannot be guided
+    )
     return embedded, replace(embedded, model_id="demo-vllm", endpoint_name="demo-vllm")

@@ -15,6 +15,8 @@ from completions.domain.completion import (
     ChoiceDelta,
     CompletionChunk,
     CompletionRequest,
+    Constraint,
+    ConstraintKind,
     FinishReason,
     Logprobs,
     SamplingParams,
@@ -177,6 +179,47 @@ def test_an_empty_prompt_in_a_batch_becomes_the_models_document_start() -> None:
     assert encoded(request(prompts=("a", "")), route(document_start="<s>"))["prompt"] == ["a", "<s>"]
 
 
+SCHEMA = '{"type":"object"}'
+CONSTRAINTS: dict[str, tuple[Constraint, Json, Json]] = {
+    "json_object": (
+        Constraint(ConstraintKind.JSON_OBJECT),
+        {"json_object": True},
+        {"response_format": {"type": "json_object"}},
+    ),
+    "json_schema": (
+        Constraint(ConstraintKind.JSON_SCHEMA, SCHEMA, whitespace_pattern="[ ]?"),
+        {"json": {"type": "object"}, "whitespace_pattern": "[ ]?"},
+        {"guided_json": {"type": "object"}, "guided_whitespace_pattern": "[ ]?"},
+    ),
+    "regex": (Constraint(ConstraintKind.REGEX, "a+"), {"regex": "a+"}, {"guided_regex": "a+"}),
+    "choice": (
+        Constraint(ConstraintKind.CHOICE, choices=("yes", "no")),
+        {"choice": ["yes", "no"]},
+        {"guided_choice": ["yes", "no"]},
+    ),
+    "grammar": (
+        Constraint(ConstraintKind.GRAMMAR, "root ::= x"),
+        {"grammar": "root ::= x"},
+        {"guided_grammar": "root ::= x"},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CONSTRAINTS)
+@pytest.mark.parametrize("version", [None, "0.12.0", "0.33"])
+def test_a_constraint_is_one_structured_output(kind: str, version: str | None) -> None:
+    constraint, structured, _ = CONSTRAINTS[kind]
+    assert encoded(request(constraint=constraint), route(family_version=version))["structured_outputs"] == structured
+
+
+@pytest.mark.parametrize("kind", CONSTRAINTS)
+def test_a_constraint_for_an_older_container_is_guided_decoding(kind: str) -> None:
+    constraint, _, guided = CONSTRAINTS[kind]
+    body = encoded(request(constraint=constraint), route(family_version="0.11.2"))
+    assert "structured_outputs" not in body
+    assert {name: body[name] for name in guided} == guided
+
+
 def test_greedy_decoding_is_temperature_zero() -> None:
     assert encoded(sampled(temperature=0))["temperature"] == 0
 
@@ -197,6 +240,11 @@ def test_a_default_is_sent_so_that_the_models_own_cannot_replace_it(name: str) -
 
 # parameter -> a request that uses it, and where its value must stand in the body
 SENTINELS: Mapping[Parameter, tuple[CompletionRequest, str, object]] = {
+    Parameter.CONSTRAINT: (
+        request(constraint=Constraint(ConstraintKind.REGEX, "a+")),
+        "structured_outputs",
+        {"regex": "a+"},
+    ),
     Parameter.TOKEN_PROMPT: (request(prompts=((31337, 4),)), "prompt", [31337, 4]),
     Parameter.PROMPT_BATCH: (request(prompts=("x1", "x2")), "prompt", ["x1", "x2"]),
     Parameter.ECHO: (request(echo=True), "echo", True),
