@@ -6,9 +6,9 @@ that all models are one query. An alias is a copy of the whole item under the ot
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from completions.domain.catalog import Capability, ModelPrice, ModelRoute, Parameter
 from completions.domain.metering import Principal
@@ -54,7 +54,7 @@ class ModelItem(BaseModel):
     context_length: int
     created: int
     owned_by: str = "organization"
-    family_version: str | None = None
+    family_version: Annotated[str, Field(pattern=r"^\d+\.\d+(\.|$)")] | None = None
     aliases: list[str] = []
     served_model: str | None = None
     inference_component: str | None = None
