@@ -269,6 +269,11 @@ def test_an_editors_stops_beyond_the_containers_four_all_count(http: httpx.Clien
         assert text == whole[: whole.index(stop)]
 
 
+def test_an_editor_that_names_no_model_gets_the_default(http: httpx.Client) -> None:
+    body = {**sourcegraph_body(False), "model": ""}
+    assert http.post("/.api/completions/code?api-version=8", json=body, headers=TOKEN).status_code == 200
+
+
 def test_an_editor_finds_its_way_to_a_first_completion(http: httpx.Client) -> None:
     version = http.post(
         "/.api/graphql?SiteProductVersion",

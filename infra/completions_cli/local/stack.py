@@ -112,6 +112,7 @@ def _environment(sagemaker_url: str, dynamodb_url: str) -> dict[str, str]:
         "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": sagemaker_url,
         "REGISTRY_TABLE": REGISTRY_TABLE,
         "USAGE_TABLE": USAGE_TABLE,
+        "SOURCEGRAPH_DEFAULT_MODEL": "demo",
     }
 
 
