@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
+from openai.types import Completion
 
 from completions_cli.local.stack import LocalStack
 from ledger_reader import LedgerReader
@@ -147,6 +149,23 @@ def test_an_echoed_prompt_leads_a_stream_in_each_index(client: OpenAI) -> None:
     for index, prompt in enumerate(prompts):
         assert texts[index][0].startswith(prompt)
         assert "\ufffd" not in "".join(texts[index])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_offsets_slice_text_of_many_bytes_back(client: OpenAI, stream: bool) -> None:
+    prompt = "# héllo 😀 日本\n"
+    fields: dict[str, Any] = {"echo": True, "logprobs": 0, "max_tokens": 6, "temperature": 0, "stop": ["zzz"]}
+    answer = client.completions.create(model="demo", prompt=prompt, stream=stream, **fields)
+    chunks = [answer] if isinstance(answer, Completion) else list(answer)
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    text = "".join(choice.text for choice in choices)
+    offsets = [at for choice in choices if choice.logprobs for at in choice.logprobs.text_offset or []]
+    tokens = [token for choice in choices if choice.logprobs for token in choice.logprobs.tokens or []]
+
+    assert text.startswith(prompt)
+    assert offsets == sorted(offsets)
+    for token, at in zip(tokens, offsets, strict=True):
+        assert token.startswith("bytes:") or text[at : at + len(token)] == token
 
 
 def test_suffix_fills_in_the_middle(client: OpenAI) -> None:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from completions.backends.codec import Codec, Invocation, StreamDecoder
 from completions.backends.payload_stream import DONE
+from completions.backends.token_offsets import TokenOffsets
 from completions.domain.catalog import Capability, ModelRoute, Parameter
 from completions.domain.completion import (
     ChoiceDelta,
@@ -170,6 +171,7 @@ class _VllmStreamDecoder(StreamDecoder):
     def __init__(self, n: int, *, scores_only: bool) -> None:
         self._n = n
         self._scores_only = scores_only
+        self._offsets: dict[int, TokenOffsets] = {}
         self._done = False
         self._prompt_tokens: dict[int, int] = {}
         self._completion_tokens: dict[int, int] = {}
@@ -195,6 +197,9 @@ class _VllmStreamDecoder(StreamDecoder):
 
     def _delta(self, choice: _WireChoice) -> ChoiceDelta:
         delta = _delta(choice)
+        if delta.logprobs is not None:
+            offsets = self._offsets.setdefault(choice.index, TokenOffsets()).place(delta.logprobs.tokens)
+            delta = replace(delta, logprobs=replace(delta.logprobs, text_offset=offsets))
         if self._scores_only and delta.finish_reason is not None:
             # vLLM generates one token and hides it, but its finish reason would tell what it was
             return replace(delta, finish_reason=FinishReason.LENGTH)
