@@ -1,4 +1,7 @@
-"""The embedded model container answers as vLLM 0.27 in the AWS image does."""
+"""The embedded model container answers as vLLM 0.27 in the AWS image does.
+
+One long file: all of it turns on one subject and shares its builders.
+"""
 
 from __future__ import annotations
 

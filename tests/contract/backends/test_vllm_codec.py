@@ -1,4 +1,7 @@
-"""What goes to a vLLM container and what is read from it, against the wire format of vLLM 0.27."""
+"""What goes to a vLLM container and what is read from it, against the wire format of vLLM 0.27.
+
+One long file: all of it turns on one subject and shares its builders.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What OpenAI's ``POST /v1/completions`` accepts and refuses, and what a refusal says."""
+"""What OpenAI's ``POST /v1/completions`` accepts and refuses, and what a refusal says.
+
+One long file: all of it turns on one subject and shares its builders.
+"""
 
 from __future__ import annotations
 

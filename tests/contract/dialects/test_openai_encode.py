@@ -1,4 +1,7 @@
-"""What OpenAI's ``POST /v1/completions`` and ``GET /v1/models`` answer, byte for byte."""
+"""What OpenAI's ``POST /v1/completions`` and ``GET /v1/models`` answer, byte for byte.
+
+One long file: all of it turns on one subject and shares its builders.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One request from its model to its settled record, over fakes."""
+"""One request from its model to its settled record, over fakes.
+
+One long file: all of it turns on one subject and shares its builders.
+"""
 
 from __future__ import annotations
 
