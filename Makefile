@@ -66,7 +66,9 @@ openapi: setup  # the committed document must be what the apps say; `completions
 templates: setup
 	@AWS_DEFAULT_REGION=us-east-1 $(RUN) sam validate >/dev/null  # the transform, which --lint leaves out
 	@$(RUN) sam validate --lint
-	@$(RUN) cfn-lint infra/*.yaml
+	@$(RUN) cfn-lint infra/tables.yaml
+	@$(RUN) completions models schema --check
+	@$(RUN) completions models check infra/models.yaml
 
 build: setup  ## Build the functions for ARCH (default arm64), without Docker
 	@$(RUN) sam build --parallel --parameter-overrides Architecture=$(ARCH) >.aws-sam-build.log 2>&1 \

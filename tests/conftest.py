@@ -40,7 +40,9 @@ def project_root() -> Path:
 @pytest.fixture(scope="session")
 def stack() -> Iterator[LocalStack]:
     """The whole service, streamed form, unpaced, on a free port."""
-    with running_stack(StackOptions(port=0, template=ROOT / "template.yaml")) as running:
+    # every fault is scripted, so no circuit may open on the sum of what the tests do to one endpoint
+    settings = {"CIRCUIT_FAILURES": "1000000", "START_POLL_SECONDS": "0.05"}
+    with running_stack(StackOptions(port=0, template=ROOT / "template.yaml", settings=settings)) as running:
         yield running
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from threading import Lock
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-from completions.domain.catalog import Capability, ModelRoute, Parameter
+from completions.domain.catalog import Abilities, Capability, ModelRoute, Parameter
 from completions.domain.completion import (
     ChoiceDelta,
     CompletionChunk,
@@ -19,7 +20,7 @@ from completions.domain.completion import (
 )
 from completions.domain.errors import CompletionError, DuplicateRequestError, MeteringError
 from completions.domain.metering import Principal, Reservation, UsageRecord
-from completions.domain.ports import Backend, BackendStream, Clock, Registry, UsageLedger
+from completions.domain.ports import Backend, BackendStream, Clock, Registry, UpstreamCall, UsageLedger
 
 ScriptItem: TypeAlias = CompletionChunk | BaseException | Callable[[], None]
 """What one step of a scripted answer does: give a chunk, raise, or run something on the way to the next chunk."""
@@ -29,6 +30,7 @@ class ManualClock(Clock):
     """Stands still until it is advanced; both of its readings move together."""
 
     def __init__(self, now: datetime = datetime(2026, 1, 1, 12, tzinfo=UTC), monotonic: float = 1000.0) -> None:
+        self.slept: list[float] = []
         self._now = now
         self._monotonic = monotonic
 
@@ -37,6 +39,10 @@ class ManualClock(Clock):
 
     def monotonic(self) -> float:
         return self._monotonic
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""
@@ -89,7 +95,7 @@ class BackendCall:
 
     request: CompletionRequest
     route: ModelRoute
-    request_id: str
+    call: UpstreamCall
 
 
 class ScriptedBackend(Backend):
@@ -113,17 +119,48 @@ class ScriptedBackend(Backend):
         self._refusal = refusal
         self._variant = variant
 
-    def max_stops(self, route: ModelRoute) -> int | None:
-        return 4
+    def abilities(self, route: ModelRoute) -> Abilities:
+        return Abilities({**self._capabilities, **route.capabilities}, max_stops=4)
 
-    def capabilities(self, route: ModelRoute) -> Mapping[Parameter, Capability]:
-        return self._capabilities
-
-    def stream(self, request: CompletionRequest, route: ModelRoute, request_id: str) -> BackendStream:
-        self.calls.append(BackendCall(request, route, request_id))
+    def stream(self, request: CompletionRequest, route: ModelRoute, call: UpstreamCall) -> BackendStream:
+        self.calls.append(BackendCall(request, route, call))
         if self._refusal is not None:
             raise self._refusal
         stream = ScriptedStream(self._script, self._variant)
+        self.streams.append(stream)
+        return stream
+
+
+Attempt: TypeAlias = CompletionError | Sequence[ScriptItem]
+"""What one call meets: a refusal, or the script of an answer."""
+
+
+class SequencedBackend(Backend):
+    """Answers one call after the other with ``attempts``, or, given by endpoint name, with those of the route."""
+
+    def __init__(
+        self,
+        attempts: Sequence[Attempt] | Mapping[str, Sequence[Attempt]],
+        *,
+        capabilities: Mapping[Parameter, Capability] | None = None,
+    ) -> None:
+        by_endpoint = attempts if isinstance(attempts, Mapping) else {"demo-endpoint": attempts}
+        self.calls: list[BackendCall] = []
+        self.streams: list[ScriptedStream] = []
+        self._attempts = {endpoint: iter(script) for endpoint, script in by_endpoint.items()}
+        self._capabilities = {**dict.fromkeys(Parameter, Capability.HONOURED), **(capabilities or {})}
+        self._lock = Lock()
+
+    def abilities(self, route: ModelRoute) -> Abilities:
+        return Abilities({**self._capabilities, **route.capabilities}, max_stops=4)
+
+    def stream(self, request: CompletionRequest, route: ModelRoute, call: UpstreamCall) -> BackendStream:
+        with self._lock:
+            self.calls.append(BackendCall(request, route, call))
+            attempt = next(self._attempts[route.endpoint_name])
+        if isinstance(attempt, CompletionError):
+            raise attempt
+        stream = ScriptedStream(attempt, f"variant-of-{route.endpoint_name}")
         self.streams.append(stream)
         return stream
 

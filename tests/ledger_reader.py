@@ -30,7 +30,7 @@ class LedgerReader:
         deadline = time.monotonic() + patience
         while True:
             item = self.raw(request_id)
-            if item is not None and item["state"] == "SETTLED":
+            if item is not None and item["state"] == "SETTLED" and "total_ms" in item:  # moto's updates are not atomic
                 return RecordItem.model_validate(item)
             if time.monotonic() > deadline:
                 raise AssertionError(f"no settled record for {request_id}: {item and item['state']}")
@@ -40,3 +40,14 @@ class LedgerReader:
         """How many records there are in all."""
         pages = self._client.get_paginator("scan").paginate(TableName=self._table, Select="COUNT")
         return sum(page["Count"] for page in pages)
+
+    def states(self, model: str) -> dict[str, str]:
+        """The state of every record of a model, by partition key."""
+        pages = self._client.get_paginator("scan").paginate(
+            TableName=self._table,
+            FilterExpression="#model = :model",
+            ExpressionAttributeNames={"#model": "model"},
+            ExpressionAttributeValues={":model": {"S": model}},
+        )
+        items = (deserialized(item) for page in pages for item in page["Items"])
+        return {item["pk"]: item["state"] for item in items}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,11 @@ from botocore.config import Config
 from fastapi import FastAPI
 
 from completions import __version__
+from completions.backends.circuit import EndpointCircuits
+from completions.backends.families import CODECS
+from completions.backends.s3_answers import S3Location
 from completions.backends.sagemaker import SageMakerBackend
-from completions.backends.vllm import VllmCodec
+from completions.backends.sagemaker_async import AsynchronousEndpoints
 from completions.dialects.dialect import Dialect, Resource
 from completions.dialects.openai import OpenAIDialect
 from completions.dialects.scale import ScaleDialect
@@ -25,11 +28,13 @@ from completions.domain.ports import Backend, Clock, Registry, UsageLedger
 from completions.metering.dynamodb import DynamoUsageLedger
 from completions.registry.dynamodb import DynamoRegistry
 from completions.service.complete import CompletionService
+from completions.service.dispatch import RetryPolicy
 from completions.settings import Settings, read_settings
 from completions.web.app import completions_app, resources_app
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
+    from mypy_boto3_s3 import S3Client
     from mypy_boto3_sagemaker_runtime import SageMakerRuntimeClient
 
 
@@ -42,6 +47,9 @@ class SystemClock(Clock):
     def monotonic(self) -> float:
         return time.monotonic()
 
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -51,13 +59,14 @@ class Parts:
     backend: Backend
     ledger: UsageLedger
     clock: Clock
+    retries: RetryPolicy = field(default_factory=RetryPolicy)
     openai_extra_fields: frozenset[str] = frozenset()
     sourcegraph_default_model: str | None = None
 
     @property
     def service(self) -> CompletionService:
         """The use cases over these parts."""
-        return CompletionService(self.registry, self.backend, self.ledger, self.clock)
+        return CompletionService(self.registry, self.backend, self.ledger, self.clock, self.retries)
 
 
 def build_parts(settings: Settings | None = None) -> Parts:
@@ -66,11 +75,20 @@ def build_parts(settings: Settings | None = None) -> Parts:
     clock = SystemClock()
     dynamodb = build_dynamodb_client()
     sagemaker = build_sagemaker_client(settings)
+    circuits = EndpointCircuits(settings.circuit_failures, settings.circuit_seconds)
+    inputs = None if settings.async_input_s3_uri is None else S3Location.parse(settings.async_input_s3_uri)
     return Parts(
         registry=DynamoRegistry(dynamodb, settings.registry_table, clock, settings.registry_cache_seconds),
-        backend=SageMakerBackend(sagemaker, {"vllm": VllmCodec()}, settings.upstream_read_timeout),
+        backend=SageMakerBackend(
+            sagemaker,
+            CODECS,
+            circuits,
+            settings.upstream_read_timeout,
+            AsynchronousEndpoints(sagemaker, build_s3_client, circuits, clock, inputs),
+        ),
         ledger=DynamoUsageLedger(dynamodb, settings.usage_table, settings.usage_retention_days),
         clock=clock,
+        retries=RetryPolicy(settings.upstream_attempts, start_poll_seconds=settings.start_poll_seconds),
         openai_extra_fields=settings.openai_extra_fields,
         sourcegraph_default_model=settings.sourcegraph_default_model,
     )
@@ -98,6 +116,20 @@ def build_sagemaker_client(settings: Settings) -> SageMakerRuntimeClient:
             retries={"mode": "standard", "total_max_attempts": 1},
             connect_timeout=settings.upstream_connect_timeout,
             read_timeout=settings.upstream_read_timeout,
+            max_pool_connections=64,
+            tcp_keepalive=True,
+        ),
+    )
+
+
+def build_s3_client() -> S3Client:
+    """For the inputs and answers of asynchronous endpoints: reading again, and putting the same again, is safe."""
+    return boto3.client(
+        "s3",
+        config=Config(
+            retries={"mode": "standard", "total_max_attempts": 3},
+            connect_timeout=1,
+            read_timeout=5,
             max_pool_connections=64,
             tcp_keepalive=True,
         ),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 from boto3.dynamodb.types import TypeDeserializer, TypeSerializer
@@ -12,7 +14,8 @@ from pydantic import BaseModel
 def serialized(item: BaseModel, **keys: str) -> dict[str, Any]:
     """``item`` and the key attributes in typed JSON; unset fields are left out."""
     serializer = TypeSerializer()
-    plain = {**keys, **item.model_dump(mode="json", exclude_none=True)}
+    # DynamoDB's numbers are decimal, and boto3 takes no float for one
+    plain = {**keys, **json.loads(item.model_dump_json(exclude_none=True), parse_float=Decimal)}
     return {name: serializer.serialize(value) for name, value in plain.items()}
 
 

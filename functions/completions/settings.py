@@ -31,6 +31,17 @@ class Settings(BaseModel):
     upstream_read_timeout: float = Field(default=60, gt=0)
     """Seconds between two reads: the longest prefill, and the longest gap between two tokens."""
 
+    upstream_attempts: int = Field(default=3, ge=1, le=10)
+    """Calls to one model for one request, where repeating is safe."""
+    start_poll_seconds: float = Field(default=10, gt=0)
+    """How often a model that starts is asked again on behalf of a caller who waits."""
+    circuit_failures: int = Field(default=5, ge=1)
+    """Failures in a row after which an endpoint is left alone for ``circuit_seconds``."""
+    circuit_seconds: int = Field(default=30, ge=1)
+    async_input_s3_uri: str | None = Field(default=None, pattern=r"^s3://[a-z0-9.-]{3,63}(/.*)?$", max_length=900)
+    """Where bodies above 128,000 bytes are put for asynchronous endpoints. They hold prompts: the bucket needs a
+    lifecycle rule, and the function ``s3:PutObject`` on it. Without it such requests are refused."""
+
     @field_validator("openai_extra_fields", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:

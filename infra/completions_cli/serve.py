@@ -27,6 +27,13 @@ class ResponseMode(StrEnum):
     BUFFERED = "buffered"
 
 
+class UpstreamFamily(StrEnum):
+    """Container families an OpenAI-compatible server may belong to."""
+
+    OPENAI = "openai"
+    VLLM = "vllm"
+
+
 def serve(  # noqa: PLR0917 - every argument is an option of the command
     port: Annotated[
         int, typer.Option(envvar="PORT", min=0, max=65535, help="The gateway's port; 0 for a free one.")
@@ -39,6 +46,9 @@ def serve(  # noqa: PLR0917 - every argument is an option of the command
         str | None, typer.Option(help="Base URL of an OpenAI-compatible server to ask instead of the embedded model.")
     ] = None,
     upstream_model: Annotated[str | None, typer.Option(help="The model name that server wants.")] = None,
+    upstream_family: Annotated[
+        UpstreamFamily, typer.Option(help="What that server takes: OpenAI's fields alone, or vLLM's.")
+    ] = UpstreamFamily.OPENAI,
     upstream_key: Annotated[
         str | None, typer.Option(envvar="UPSTREAM_KEY", help="The bearer token that server wants.")
     ] = None,
@@ -69,6 +79,7 @@ def serve(  # noqa: PLR0917 - every argument is an option of the command
         dynamodb_url=dynamodb_url,
         upstream=upstream,
         upstream_model=upstream_model,
+        upstream_family=upstream_family,
         upstream_key=upstream_key,
         gguf=gguf,
     )

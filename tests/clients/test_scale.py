@@ -20,10 +20,10 @@ pytestmark = pytest.mark.clients
 
 @pytest.fixture(scope="module")
 def report(stack: LocalStack) -> Any:
-    """What the client saw. ``demo-vllm`` is throttled twice, fails once, and breaks off the answer after that."""
+    """What the client saw. ``demo-vllm`` is throttled for two requests, fails once, and then breaks off the answer."""
     client = OfficialClient("scale")
     throttled, failing = Refusal(kind="throttled"), Refusal(kind="internal")
-    faults = [Fault(refusal=throttled, calls=2), Fault(refusal=failing), Fault(exception_after=1000)]
+    faults = [Fault(refusal=throttled, calls=6), Fault(refusal=failing), Fault(exception_after=1000)]
     stack.sagemaker.faults.replace("demo-vllm", faults)
     try:
         environment = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -79,7 +80,7 @@ def test_it_names_url_key_and_models(printed: tuple[Path, str]) -> None:
     base_url = re.search(r"base URL +(\S+)/v1", text)
     assert base_url is not None
     assert "sk-local" in text
-    assert "demo, demo-vllm" in text
+    assert "demo, demo-vllm, demo-lmi, demo-tgi\n" in text
     assert httpx.get(f"{base_url[1]}/healthz").status_code == 200
 
 
@@ -96,6 +97,35 @@ def test_the_printed_sdk_snippet_works_when_pasted(printed: tuple[Path, str]) ->
     reply = run([sys.executable, "-c", match[0]], Path.cwd())
     assert reply.returncode == 0, reply.stderr
     assert reply.stdout.strip()
+
+
+@pytest.mark.parametrize("model", ["demo-lmi", "demo-tgi"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_every_container_family_gives_the_one_models_answer(
+    printed: tuple[Path, str], model: str, stream: bool
+) -> None:
+    base_url = re.search(r"base URL +(\S+)/v1", printed[1])
+    assert base_url is not None
+    body = {"prompt": "import os\n\ndef main(", "max_tokens": 12, "temperature": 0, "logprobs": 1}
+    if stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    answers = []
+    for name in ("demo", model):
+        reply = httpx.post(
+            f"{base_url[1]}/v1/completions",
+            json={"model": name, **body},
+            headers={"Authorization": "Bearer sk-local"},
+            timeout=30,
+        )
+        assert reply.status_code == 200, reply.text
+        records = [json.loads(line.removeprefix("data: ")) for line in reply.text.split("\n\n") if "{" in line]
+        assert all(record.pop("model") == name for record in records)
+        choices = [choice for record in records for choice in record["choices"]]
+        text = "".join(choice["text"] for choice in choices)
+        answers.append((text, choices[-1]["finish_reason"], records[-1]["usage"]))
+    assert answers[0] == answers[1]
+    assert answers[0][1] == "length"
+    assert answers[0][2]["completion_tokens"] == 12
 
 
 def test_usage_shows_what_was_spent(printed: tuple[Path, str]) -> None:

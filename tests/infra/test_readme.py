@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from completions.backends.codec import Codec
-from completions.backends.vllm import VllmCodec
+from completions.backends.families import CODECS
 from completions.dialects.documentation import Documentation
 from completions.domain.catalog import Parameter
 from completions.settings import Settings
@@ -16,12 +15,10 @@ from completions_cli.dialect_table import body_fields, dialect_table, named_fiel
 from completions_cli.openapi import documentations
 from fakes import route
 
-CODECS: dict[str, Codec] = {"vllm": VllmCodec()}
-
 
 def capability_table() -> str:
     """The README's table of parameters and container families."""
-    tables = {family: codec.capabilities(route(family=family)) for family, codec in CODECS.items()}
+    tables = {family: codec.abilities(route(family=family)).capabilities for family, codec in CODECS.items()}
     rows = [["parameter", *tables], ["---"] * (1 + len(tables))]
     rows += [
         [f"`{parameter}`", *(str(table[parameter]) for table in tables.values())] for parameter in sorted(Parameter)

@@ -117,13 +117,21 @@ def test_no_policy_allows_every_action_or_every_resource(resources: dict[str, An
         statement
         for role in roles
         for policy in role["Properties"].get("Policies", [])
-        for statement in policy["PolicyDocument"]["Statement"]
+        for entry in policy["PolicyDocument"]["Statement"]
+        for statement in _alternatives(entry)
     ]
     assert statements
     for statement in statements:
         actions = statement["Action"] if isinstance(statement["Action"], list) else [statement["Action"]]
         assert all("*" not in action for action in actions)
         assert statement["Resource"] != "*"
+
+
+def _alternatives(statement: dict[str, Any]) -> list[dict[str, Any]]:
+    """A statement, or what a condition may make of it."""
+    if "Fn::If" not in statement:
+        return [statement]
+    return [branch for branch in statement["Fn::If"][1:] if branch != {"Ref": "AWS::NoValue"}]
 
 
 def test_the_same_routes_are_served_in_both_modes(project_root: Path) -> None:

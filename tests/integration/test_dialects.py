@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
@@ -14,98 +13,17 @@ import pytest
 from completions_cli.local.faults import Fault, Refusal
 from completions_cli.local.stack import LocalStack
 from ledger_reader import LedgerReader
-
-PROMPT = "class Parser:\n    def __init__(self"
-TOKENS = 24
-
-
-@dataclass(frozen=True)
-class Speaker:
-    """How a dialect asks for one greedy completion, and where its answers hold the text."""
-
-    path: str
-    headers: dict[str, str]
-    body: Callable[[bool], dict[str, Any]]
-    text: Callable[[httpx.Response], str]
-    joined: Callable[[httpx.Response], str]
-    end: str
-    stream_path: str | None = None
-
-    def ask(self, http: httpx.Client, *, stream: bool) -> httpx.Response:
-        path = self.stream_path if stream and self.stream_path else self.path
-        return http.post(path, json=self.body(stream), headers=self.headers)
-
-
-def data_frames(reply: httpx.Response) -> list[Any]:
-    frames = re.findall(r"^data: (.*?)\r?$", reply.text, re.MULTILINE)
-    return [json.loads(frame) for frame in frames if frame != "[DONE]"]
-
-
-def openai_body(stream: bool) -> dict[str, Any]:
-    return {"model": "demo", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "stream": stream}
-
-
-def v1_body(stream: bool) -> dict[str, Any]:
-    return {"prompt": PROMPT, "max_new_tokens": TOKENS, "temperature": 0}
-
-
-def sourcegraph_body(stream: bool) -> dict[str, Any]:
-    message = {"speaker": "human", "text": PROMPT}
-    return {"model": "demo", "messages": [message], "maxTokensToSample": TOKENS, "temperature": 0, "stream": stream}
-
-
-def choice_text(reply: httpx.Response) -> str:
-    text: str = reply.json()["choices"][0]["text"]
-    return text
-
-
-def joined_choices(reply: httpx.Response) -> str:
-    return "".join(choice["text"] for frame in data_frames(reply) for choice in frame["choices"])
-
-
-def last_completion(reply: httpx.Response) -> str:
-    text: str = [frame["completion"] for frame in data_frames(reply) if "completion" in frame][-1]
-    return text
-
-
-BASIC = {"Authorization": "Basic c2stbG9jYWw6"}
-TOKEN = {"Authorization": "token sk-local"}
-SPEAKERS = {
-    "openai": Speaker(
-        "/v1/completions",
-        {"Authorization": "Bearer sk-local"},
-        openai_body,
-        choice_text,
-        joined_choices,
-        "data: [DONE]\n\n",
-    ),
-    "scale": Speaker("/v2/completions", BASIC, openai_body, choice_text, joined_choices, "data: [DONE]\r\n\r\n"),
-    "scale-v1": Speaker(
-        "/v1/llm/completions-sync?model_endpoint_name=demo",
-        {"x-api-key": "sk-local"},
-        v1_body,
-        lambda reply: str(reply.json()["output"]["text"]),
-        lambda reply: "".join(frame["output"]["text"] for frame in data_frames(reply)),
-        '"error":null}\r\n\r\n',
-        stream_path="/v1/llm/completions-stream?model_endpoint_name=demo",
-    ),
-    "sourcegraph-cumulative": Speaker(
-        "/.api/completions/code",
-        TOKEN,
-        sourcegraph_body,
-        lambda reply: str(reply.json()["completion"]),
-        last_completion,
-        "event: done\ndata: {}\n\n",
-    ),
-    "sourcegraph-delta": Speaker(
-        "/.api/completions/code?api-version=8",
-        TOKEN,
-        sourcegraph_body,
-        lambda reply: str(reply.json()["completion"]),
-        lambda reply: "".join(frame.get("deltaText", "") for frame in data_frames(reply)),
-        "event: done\ndata: {}\n\n",
-    ),
-}
+from speakers import (
+    BASIC,
+    SPEAKERS,
+    TOKEN,
+    TOKENS,
+    Speaker,
+    choice_text,
+    data_frames,
+    openai_body,
+    sourcegraph_body,
+)
 
 
 @pytest.fixture
@@ -139,14 +57,14 @@ def test_the_same_request_gives_the_same_text_whole_and_streamed(
 def test_a_throttled_endpoint_is_a_429_in_every_dialect(
     http: httpx.Client, faults: LocalStack, ledger: LedgerReader, speaker: Speaker, stream: bool
 ) -> None:
-    faults.sagemaker.faults.replace("demo", [Fault(refusal=Refusal(kind="throttled"))])
+    faults.sagemaker.faults.replace("demo", [Fault(refusal=Refusal(kind="throttled"), calls=None)])
     before = faults.sagemaker.call_count["demo"]
     reply = speaker.ask(http, stream=stream)
 
     assert reply.status_code == 429
     assert reply.headers["retry-after"]
     assert ledger.settled(reply.headers["x-request-id"]).outcome == "refused"
-    assert faults.sagemaker.call_count["demo"] == before + 1
+    assert faults.sagemaker.call_count["demo"] == before + 3
 
 
 @pytest.mark.parametrize("fault", [Fault(cut_after=2_000), Fault(end_after=2_000)], ids=["cut", "truncated"])
@@ -166,7 +84,7 @@ def test_a_stream_broken_upstream_ends_in_the_dialects_own_error(
 def test_a_dead_model_in_a_sourcegraph_stream_is_an_event_and_not_a_status(
     http: httpx.Client, faults: LocalStack
 ) -> None:
-    faults.sagemaker.faults.replace("demo", [Fault(refusal=Refusal(kind="unavailable"))])
+    faults.sagemaker.faults.replace("demo", [Fault(refusal=Refusal(kind="unavailable"), calls=None)])
     reply = SPEAKERS["sourcegraph-delta"].ask(http, stream=True)
     assert reply.status_code == 200
     assert re.fullmatch(r'event: error\ndata: {"error":".+"}\n\nevent: done\ndata: {}\n\n', reply.text)
@@ -186,7 +104,7 @@ def test_a_wrong_key_wears_the_dialects_body(http: httpx.Client, name: str, stat
     headers = {key: value.replace("sk-local", "sk-wrong") for key, value in speaker.headers.items()}
     if headers == BASIC:
         headers = {"Authorization": "Basic c2std3Jvbmc6"}
-    reply = http.post(speaker.path, json=speaker.body(False), headers=headers)
+    reply = http.post(speaker.path, json=speaker.body(False, "demo"), headers=headers)
     assert reply.status_code == status
     if isinstance(body, str):
         assert reply.text == body

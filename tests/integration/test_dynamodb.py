@@ -13,7 +13,7 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from completions.domain.catalog import Capability, ModelPrice, ModelRoute, Parameter
+from completions.domain.catalog import Capability, ModelLimits, ModelPrice, ModelRoute, Parameter
 from completions.domain.completion import Usage
 from completions.domain.errors import BackendUnavailableError, DuplicateRequestError, MeteringError
 from completions.domain.metering import Outcome, Principal, Reservation, Timings, UsageRecord
@@ -38,6 +38,14 @@ ROUTE = ModelRoute(
     fim_family="qwen",
     price=ModelPrice("2026-11", 150, 75, 600),
     fallbacks=("small",),
+    adapter="sql",
+    stop_tokens=("<|im_end|>",),
+    limits=ModelLimits(output_tokens=512, stops=4, logprobs=5),
+    timeout_seconds=30.5,
+    read_timeout_seconds=5,
+    start_seconds=240,
+    wait_for_start=True,
+    isolate_prefix_cache=False,
     capabilities={Parameter.LOGPROBS: Capability.REFUSED},
 )
 RESERVATION = Reservation(
@@ -52,6 +60,8 @@ RESERVATION = Reservation(
 )
 RECORD = UsageRecord(
     reservation=RESERVATION,
+    model="coder",
+    endpoint_name="coder-endpoint",
     outcome=Outcome.SUCCEEDED,
     usage=Usage(7, 11, cached_tokens=2),
     timings=Timings(queue_ms=3, first_token_ms=40, total_ms=90),

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx2 as httpx
 import openai
@@ -34,15 +34,23 @@ def script(stack: LocalStack, *faults: Fault) -> int:
     return stack.sagemaker.call_count["demo"]
 
 
+# how the endpoint refuses every call: the client's status and code, the record's outcome, when to come back, the calls
 REFUSALS = {
-    "throttled": (Refusal(kind="throttled"), 429, "rate_limit_exceeded", "refused", "1"),
-    "not ready": (Refusal(kind="not_ready"), 503, None, "failed", "10"),
-    "scaled to zero": (Refusal(kind="no_capacity"), 503, None, "failed", "120"),
-    "service unavailable": (Refusal(kind="unavailable"), 503, None, "failed", "1"),
-    "internal failure": (Refusal(kind="internal"), 500, None, "failed", None),
-    "container 500": (Refusal(kind="model_error", status=500, message="CUDA secret-detail"), 500, None, "failed", None),
-    "container overloaded": (Refusal(kind="model_error", status=503), 503, None, "failed", "1"),
-    "container timed out": (Refusal(kind="model_error", status=0), 504, None, "failed", None),
+    "throttled": (Refusal(kind="throttled"), 429, "rate_limit_exceeded", "refused", "1", 3),
+    "not ready": (Refusal(kind="not_ready"), 503, None, "failed", "10", 3),
+    "scaled to zero": (Refusal(kind="no_capacity"), 503, None, "failed", "300", 1),
+    "service unavailable": (Refusal(kind="unavailable"), 503, None, "failed", "1", 3),
+    "internal failure": (Refusal(kind="internal"), 500, None, "failed", None, 1),
+    "container 500": (
+        Refusal(kind="model_error", status=500, message="CUDA secret-detail"),
+        500,
+        None,
+        "failed",
+        None,
+        1,
+    ),
+    "container overloaded": (Refusal(kind="model_error", status=503), 503, None, "failed", "1", 3),
+    "container timed out": (Refusal(kind="model_error", status=0), 504, None, "failed", None, 1),
 }
 
 
@@ -51,8 +59,8 @@ REFUSALS = {
 def test_a_failure_before_the_first_record_is_a_status_and_one_record(
     ledger: LedgerReader, http: httpx.Client, faults: LocalStack, case: str, stream: bool
 ) -> None:
-    refusal, status, code, outcome, retry_after = REFUSALS[case]
-    before = script(faults, Fault(refusal=refusal))
+    refusal, status, code, outcome, retry_after, calls = REFUSALS[case]
+    before = script(faults, Fault(refusal=refusal, calls=None))
 
     reply = http.post("/v1/completions", json={**REQUEST, "stream": stream})
 
@@ -62,7 +70,22 @@ def test_a_failure_before_the_first_record_is_a_status_and_one_record(
     assert reply.headers.get("retry-after") == retry_after
     record = ledger.settled(reply.headers["x-request-id"])
     assert (record.outcome, record.prompt_tokens, record.completion_tokens) == (outcome, 0, 0)
-    assert faults.sagemaker.call_count["demo"] == before + 1
+    assert (faults.sagemaker.call_count["demo"], record.attempts) == (before + calls, calls)
+
+
+@pytest.mark.parametrize("kind", ["throttled", "not_ready", "unavailable"])
+def test_a_refusal_that_passes_is_tried_again_and_charged_once(
+    ledger: LedgerReader, http: httpx.Client, faults: LocalStack, kind: Literal["throttled", "not_ready", "unavailable"]
+) -> None:
+    before = script(faults, Fault(refusal=Refusal(kind=kind), calls=2))
+
+    reply = http.post("/v1/completions", json=REQUEST)
+
+    assert reply.status_code == 200
+    record = ledger.settled(reply.headers["x-request-id"])
+    assert (record.outcome, record.attempts) == ("succeeded", 3)
+    assert record.completion_tokens == reply.json()["usage"]["completion_tokens"]
+    assert faults.sagemaker.call_count["demo"] == before + 3
 
 
 BREAKS = {

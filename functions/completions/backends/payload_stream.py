@@ -59,6 +59,17 @@ def records(parts: Iterable[bytes]) -> Iterator[bytes]:
     yield from decoder.flush()
 
 
+def document(parts: Iterable[bytes], max_bytes: int = MAX_LINE_BYTES) -> Iterator[bytes]:
+    """The parts of an answer that is one document, as its only record. Raises ``BackendError`` when it is too long."""
+    joined = bytearray()
+    for part in parts:
+        if len(joined) + len(part) > max_bytes:
+            raise BackendError("The model's answer could not be read.", detail="a document exceeds the size limit")
+        joined += part
+    if joined.strip():
+        yield bytes(joined)
+
+
 def _record(line: bytes) -> bytes | None:
     line = line.strip()
     if line.startswith(_DATA):

@@ -1,4 +1,4 @@
-"""The transport: one SageMaker response stream per canonical request, whatever the container family.
+"""The transport: one SageMaker response stream for each call, whatever the container family.
 
 Always ``InvokeEndpointWithResponseStream``: the buffered call must answer within 60 s, the stream need not, and running
 token counts survive a stream that breaks.
@@ -6,83 +6,147 @@ token counts survive a stream that breaks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as WaitTimeoutError
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from completions.backends.codec import Codec, Invocation, StreamDecoder
-from completions.backends.payload_stream import records
+from completions.backends.circuit import EndpointCircuits
+from completions.backends.codec import Codec, EncodeOptions, Invocation, StreamDecoder
+from completions.backends.payload_stream import document, records
 from completions.backends.sagemaker_errors import CALL_FAILURES, STREAM_FAILURES, call_error, stream_error
-from completions.domain.catalog import Capability, ModelRoute, Parameter
+from completions.domain.catalog import Abilities, ModelRoute
 from completions.domain.completion import CompletionChunk, CompletionRequest
-from completions.domain.errors import BackendUnavailableError, RequestTooLargeError
-from completions.domain.ports import Backend, BackendStream
+from completions.domain.errors import (
+    BackendTimeoutError,
+    BackendUnavailableError,
+    CompletionError,
+    Recourse,
+    RequestTooLargeError,
+)
+from completions.domain.ports import Backend, BackendStream, UpstreamCall
 
 if TYPE_CHECKING:
     from mypy_boto3_sagemaker_runtime import SageMakerRuntimeClient
 
+    from completions.backends.sagemaker_async import AsynchronousEndpoints
+
 MAX_BODY_BYTES: Final = 6_291_456
 """SageMaker's limit; botocore does not enforce it."""
+_MOST_WAITING: Final = 64
+_MAX_INFERENCE_ID: Final = 64
 
 
 class SageMakerBackend(Backend):
-    """``codecs`` maps a container family to its codec; ``read_timeout`` is the client's, in seconds.
+    """``codecs`` maps a container family to its codec; ``read_timeout`` is the client's, in seconds. Without
+    ``asynchronous`` a route to an asynchronous endpoint cannot be served.
 
     The client must make one attempt a call (``total_max_attempts`` 1): a retry after a read timeout pays the GPU twice.
     """
 
-    def __init__(self, client: SageMakerRuntimeClient, codecs: Mapping[str, Codec], read_timeout: float) -> None:
+    def __init__(
+        self,
+        client: SageMakerRuntimeClient,
+        codecs: Mapping[str, Codec],
+        circuits: EndpointCircuits,
+        read_timeout: float,
+        asynchronous: AsynchronousEndpoints | None = None,
+    ) -> None:
         self._client = client
+        self._asynchronous = asynchronous
         self._codecs = codecs
+        self._circuits = circuits
         self._read_timeout = read_timeout
+        self._waiting = ThreadPoolExecutor(_MOST_WAITING, thread_name_prefix="invoke")
 
-    def capabilities(self, route: ModelRoute) -> Mapping[Parameter, Capability]:
-        return {**self._codec(route).capabilities(route), **route.capabilities}
+    def abilities(self, route: ModelRoute) -> Abilities:
+        return self._codec(route).abilities(route)
 
-    def max_stops(self, route: ModelRoute) -> int | None:
-        return self._codec(route).max_stops
-
-    def stream(self, request: CompletionRequest, route: ModelRoute, request_id: str) -> BackendStream:
+    def stream(self, request: CompletionRequest, route: ModelRoute, call: UpstreamCall) -> BackendStream:
         codec = self._codec(route)
-        invocation = codec.encode(request, route)
-        if len(invocation.body) > MAX_BODY_BYTES:
-            raise RequestTooLargeError(
-                f"The request is {len(invocation.body)} bytes for the model; at most {MAX_BODY_BYTES} fit.",
-                param=request.param_names.get("prompts", "prompt"),
-            )
-        arguments = _arguments(invocation, route, request_id)
-        try:
-            response = self._client.invoke_endpoint_with_response_stream(**arguments)
-        except CALL_FAILURES as error:
-            raise call_error(error, codec) from error
+        if route.asynchronous:
+            return self._asynchronous_endpoints().stream(request, route, call, codec)
+        salt = tenant_salt(call.tenant) if route.isolate_prefix_cache else None
+        invocation = codec.encode(request, route, EncodeOptions(cache_salt=salt))
+        require_body_fits(invocation, request, MAX_BODY_BYTES)
+        arguments = _arguments(invocation, route, call.inference_id, salt)
+        response = self._circuits.call(
+            circuit_name(route), lambda: self._invoked(arguments, codec, route, call.wait_seconds)
+        )
         return _SageMakerStream(
             response["Body"],
             codec,
-            codec.decoder(request),
+            request,
+            whole=response.get("ContentType", "").partition(";")[0].strip() == "application/json",
             variant=response.get("InvokedProductionVariant"),
             read_timeout=self._read_timeout,
         )
+
+    def _invoked(
+        self, arguments: Any, codec: Codec, route: ModelRoute, wait_seconds: float | None
+    ) -> Mapping[str, Any]:
+        invoke = self._client.invoke_endpoint_with_response_stream
+        try:
+            if wait_seconds is None or wait_seconds >= self._read_timeout:
+                return invoke(**arguments)
+            return self._within(wait_seconds, lambda: invoke(**arguments))
+        except CALL_FAILURES as error:
+            raise call_refused(error, codec, route) from error
+
+    def _within(self, seconds: float, invoke: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """``invoke``, given up after ``seconds``: botocore has a timeout for each client, not for each call."""
+        future = self._waiting.submit(invoke)
+        try:
+            return future.result(timeout=seconds)
+        except WaitTimeoutError:
+            if not future.cancel():
+                future.add_done_callback(_hang_up)
+            raise BackendTimeoutError("The model did not answer in time.", detail="no response head") from None
+
+    def _asynchronous_endpoints(self) -> AsynchronousEndpoints:
+        if self._asynchronous is None:
+            raise BackendUnavailableError(
+                "The model is not available right now.",
+                recourse=Recourse.ELSEWHERE,
+                detail="asynchronous endpoints are not set up here",
+            )
+        return self._asynchronous
 
     def _codec(self, route: ModelRoute) -> Codec:
         codec = self._codecs.get(route.family)
         if codec is None:
             raise BackendUnavailableError(
-                "The model is not available right now.", detail=f"no codec for family {route.family!r}"
+                "The model is not available right now.",
+                recourse=Recourse.ELSEWHERE,
+                detail=f"no codec for family {route.family!r}",
             )
         return codec
 
 
 class _SageMakerStream(BackendStream):
     def __init__(
-        self, body: Any, codec: Codec, decoder: StreamDecoder, *, variant: str | None, read_timeout: float
+        self,
+        body: Any,
+        codec: Codec,
+        request: CompletionRequest,
+        *,
+        whole: bool,
+        variant: str | None,
+        read_timeout: float,
     ) -> None:
         # boto3-stubs type the body by its events alone; it is botocore's EventStream, which also closes
         self._body = body
         self._codec = codec
         self._variant = variant
         self._read_timeout = read_timeout
-        self._records = records(event["PayloadPart"]["Bytes"] for event in body)
-        self._decoder = decoder
+        self._wait_ends = math.inf
+        self._records = _records(self._parts(), whole=whole)
+        self._decoder: StreamDecoder = codec.decoder(request, whole=whole)
 
     @property
     def variant(self) -> str | None:
@@ -103,10 +167,17 @@ class _SageMakerStream(BackendStream):
         raise StopIteration
 
     def limit_wait(self, seconds: float) -> None:
+        self._wait_ends = time.monotonic() + seconds
         # botocore has no timeout for one call; the next request on this connection sets its own again
         connection = self._body._raw_stream.connection
         if connection is not None and connection.sock is not None:
             connection.sock.settimeout(min(seconds, self._read_timeout))
+
+    def _parts(self) -> Iterator[bytes]:
+        for event in self._body:
+            yield event["PayloadPart"]["Bytes"]
+            if time.monotonic() > self._wait_ends:  # comments keep the connection alive, and are not waited for
+                raise BackendTimeoutError("The model did not answer in time.", detail="no record")
 
     def close(self) -> None:
         self._body.close()
@@ -120,7 +191,49 @@ class _SageMakerStream(BackendStream):
         self.close()
 
 
-def _arguments(invocation: Invocation, route: ModelRoute, request_id: str) -> Any:
+def require_body_fits(invocation: Invocation, request: CompletionRequest, limit: int) -> None:
+    """Raises ``RequestTooLargeError`` for a body above SageMaker's ``limit`` in bytes."""
+    if len(invocation.body) > limit:
+        raise RequestTooLargeError(
+            f"The request is {len(invocation.body)} bytes for the model; at most {limit} fit.",
+            param=request.param_names.get("prompts", "prompt"),
+        )
+
+
+def call_refused(error: Any, codec: Codec, route: ModelRoute) -> CompletionError:
+    """The canonical error of boto3's; a model that is scaled to zero says when it will have started."""
+    canonical = call_error(error, codec)
+    if canonical.recourse is Recourse.WHEN_STARTED:
+        canonical.retry_after = route.start_seconds
+    return canonical
+
+
+def circuit_name(route: ModelRoute) -> str:
+    """What fails together: an endpoint, or one component of it."""
+    return f"{route.endpoint_name}/{route.inference_component or ''}"
+
+
+def tenant_salt(tenant: str) -> str:
+    """A name for the tenant that says nothing about it: 32 hexadecimal digits."""
+    return hashlib.sha256(tenant.encode()).hexdigest()[:32]
+
+
+def inference_id(name: str) -> str:
+    """``name`` where SageMaker takes it, which is up to 64 printable characters, else its SHA-256."""
+    fits = 0 < len(name) <= _MAX_INFERENCE_ID and name.isascii() and name.isprintable() and not name[0].isspace()
+    return name if fits else hashlib.sha256(name.encode()).hexdigest()
+
+
+def _records(parts: Iterable[bytes], *, whole: bool) -> Iterator[bytes]:
+    return document(parts) if whole else records(parts)
+
+
+def _hang_up(future: Future[Mapping[str, Any]]) -> None:
+    with suppress(Exception):  # a call that nobody waits for any more may also have failed
+        future.result()["Body"].close()
+
+
+def _arguments(invocation: Invocation, route: ModelRoute, name: str, salt: str | None) -> Any:
     arguments = {
         "EndpointName": route.endpoint_name,
         "Body": invocation.body,
@@ -129,6 +242,7 @@ def _arguments(invocation: Invocation, route: ModelRoute, request_id: str) -> An
         "CustomAttributes": invocation.custom_attributes,
         "TargetVariant": route.target_variant,
         "InferenceComponentName": route.inference_component,
-        "InferenceId": request_id,
+        "InferenceId": inference_id(name),
+        "PrefixAwareId": salt,
     }
     return {name: value for name, value in arguments.items() if value is not None}

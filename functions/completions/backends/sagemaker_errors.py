@@ -27,6 +27,7 @@ from completions.domain.errors import (
     BackendUnavailableError,
     CompletionError,
     RateLimitError,
+    Recourse,
     RequestTooLargeError,
 )
 
@@ -44,23 +45,27 @@ class _Row:
     error: type[CompletionError]
     message: str
     retry_after: float | None = None
+    recourse: Recourse = Recourse.NONE
 
 
 _BY_CODE: Final[Mapping[str, _Row]] = {
-    "ThrottlingException": _Row(RateLimitError, _BUSY, 1),
-    "Throttling": _Row(RateLimitError, _BUSY, 1),
-    "ModelNotReadyException": _Row(BackendUnavailableError, _ABSENT, 10),
-    "ServiceUnavailable": _Row(BackendUnavailableError, _ABSENT, 1),
-    "ValidationError": _Row(BackendUnavailableError, _ABSENT),
+    "ThrottlingException": _Row(RateLimitError, _BUSY, 1, Recourse.AGAIN),
+    "Throttling": _Row(RateLimitError, _BUSY, 1, Recourse.AGAIN),
+    "ModelNotReadyException": _Row(BackendUnavailableError, _ABSENT, 10, Recourse.AGAIN),
+    "ServiceUnavailable": _Row(BackendUnavailableError, _ABSENT, 1, Recourse.AGAIN),
+    # the endpoint is not there, or its registry entry is wrong: refused before it was dispatched
+    "ValidationError": _Row(BackendUnavailableError, _ABSENT, None, Recourse.ELSEWHERE),
     "InternalFailure": _Row(BackendError, _FAILED),
     "InternalDependencyException": _Row(BackendError, _FAILED),
     "ModelStreamError": _Row(BackendError, _FAILED),
     "InternalStreamFailure": _Row(BackendError, _FAILED),
     # credentials and permissions: nothing the caller can mend
-    "AccessDeniedException": _Row(BackendUnavailableError, _ABSENT),
-    "ExpiredTokenException": _Row(BackendUnavailableError, _ABSENT),
+    "AccessDeniedException": _Row(BackendUnavailableError, _ABSENT, None, Recourse.ELSEWHERE),
+    "ExpiredTokenException": _Row(BackendUnavailableError, _ABSENT, None, Recourse.ELSEWHERE),
 }
-_NO_CAPACITY = _Row(BackendUnavailableError, "The model is starting; try again in a few minutes.", 120)
+_NO_CAPACITY = _Row(
+    BackendUnavailableError, "The model is starting; try again in a few minutes.", None, Recourse.WHEN_STARTED
+)
 _TIMED_OUT = _Row(BackendTimeoutError, _SLOW)
 
 
@@ -69,7 +74,7 @@ def call_error(error: ClientError | BotoCoreError, codec: Codec) -> CompletionEr
     if isinstance(error, ClientError):
         return _from_response(error.response, codec)
     if isinstance(error, ConnectionError):  # botocore's own: never connected, so never dispatched
-        return BackendUnavailableError(_ABSENT, retry_after=1, detail=type(error).__name__)
+        return BackendUnavailableError(_ABSENT, retry_after=1, recourse=Recourse.AGAIN, detail=type(error).__name__)
     if isinstance(error, ReadTimeoutError):
         return BackendTimeoutError(_SLOW, detail=type(error).__name__)
     return BackendError(_FAILED, detail=type(error).__name__)
@@ -102,4 +107,4 @@ def _from_response(response: Mapping[str, Any], codec: Codec) -> CompletionError
 
 
 def _error(row: _Row, code: str) -> CompletionError:
-    return row.error(row.message, retry_after=row.retry_after, detail=code[:80])
+    return row.error(row.message, retry_after=row.retry_after, recourse=row.recourse, detail=code[:80])

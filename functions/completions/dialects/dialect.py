@@ -73,9 +73,10 @@ class StreamEncoder(Protocol):
 
 
 class Dialect(Protocol):
-    """One public API."""
+    """One public API. ``keepalive`` is the frame its streams may send while nothing is there, ``None`` for none."""
 
     name: str
+    keepalive: bytes | None
 
     def credential(self, wire: WireRequest) -> str | None:
         """The API key the client sent, ``None`` for none. Raises ``AuthenticationError`` for a malformed one."""

@@ -68,6 +68,7 @@ class OpenAIDialect(Dialect):
     """``extra_fields`` are request fields beyond OpenAI's own that are let through, of ``openai_wire.EXTRA_FIELDS``."""
 
     name = "openai"
+    keepalive = b": waiting\n"  # a blank line behind it would make older SDKs dispatch an empty event
 
     def __init__(self, extra_fields: frozenset[str] = frozenset()) -> None:
         self._extra_fields = extra_fields

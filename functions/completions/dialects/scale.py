@@ -134,6 +134,7 @@ class ScaleDialect(Dialect):
     """See the module. ``now`` is the time that error frames tell."""
 
     name = "scale"
+    keepalive = b": waiting\r\n\r\n"
 
     def __init__(self, now: Callable[[], datetime] = utc_now) -> None:
         self._now = now

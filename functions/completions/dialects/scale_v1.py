@@ -121,6 +121,7 @@ class ScaleV1Dialect(Dialect):
     """See the module. ``streamed`` is the route's own: a body cannot say it. ``now`` is the time of error frames."""
 
     name = "scale_v1"
+    keepalive = b": waiting\r\n\r\n"
 
     def __init__(self, streamed: bool, now: Callable[[], datetime] = utc_now) -> None:
         self._streamed = streamed

@@ -104,6 +104,7 @@ class SourcegraphDialect(Dialect):
     conversation; the other one takes a single message. ``default_model`` answers requests that name none."""
 
     name = "sourcegraph"
+    keepalive = None  # its clients know no comments
 
     def __init__(self, streamed: bool, default_model: str | None = None) -> None:
         self._streamed = streamed

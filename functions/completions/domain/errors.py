@@ -29,7 +29,23 @@ completion text, credentials or names of the operator's resources; ``detail`` is
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Literal
+
+
+class Recourse(StrEnum):
+    """What may be done about a failed call without paying a GPU twice.
+
+    All but ``NONE`` promise that the call was never dispatched, or that the container turned it away unread.
+    """
+
+    NONE = "none"
+    ELSEWHERE = "elsewhere"
+    """Another model may be asked."""
+    AGAIN = "again"
+    """So may this one, in a moment."""
+    WHEN_STARTED = "when_started"
+    """So may this one, once it has started: it is scaled to zero."""
 
 
 class CompletionError(Exception):
@@ -42,6 +58,7 @@ class CompletionError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: float | None = None,
+        recourse: Recourse = Recourse.NONE,
         detail: str | None = None,
     ) -> None:
         super().__init__(message)
@@ -49,6 +66,7 @@ class CompletionError(Exception):
         self.param = param
         self.code = code
         self.retry_after = retry_after
+        self.recourse = recourse
         self.detail = detail
 
 
@@ -108,10 +126,11 @@ class RateLimitError(CompletionError):
         param: str | None = None,
         code: str | None = None,
         retry_after: float | None = None,
+        recourse: Recourse = Recourse.NONE,
         detail: str | None = None,
         status: LimitStatus | None = None,
     ) -> None:
-        super().__init__(message, param=param, code=code, retry_after=retry_after, detail=detail)
+        super().__init__(message, param=param, code=code, retry_after=retry_after, recourse=recourse, detail=detail)
         self.status = status
 
 

@@ -22,6 +22,11 @@ class Principal:
     admin: bool = False
     allowed_models: frozenset[str] | None = None
 
+    @property
+    def tenant(self) -> str:
+        """Whom the key belongs to: what keys of one team share, and no other."""
+        return f"team:{self.team}" if self.team is not None else f"owner:{self.owner}"
+
     def may_use(self, model_id: str) -> bool:
         """Whether the key is allowed this model."""
         return self.allowed_models is None or model_id in self.allowed_models
@@ -63,9 +68,13 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class UsageRecord:
-    """One settled request. ``variant`` is the production variant that answered, when the runtime named it."""
+    """One settled request. ``model`` and ``endpoint_name`` are those that answered, or were asked last; a fallback's
+    differ from the reservation's. ``attempts`` counts the calls that were made; ``variant`` is the production variant
+    that answered, when the runtime named it."""
 
     reservation: Reservation
+    model: str
+    endpoint_name: str
     outcome: Outcome
     usage: Usage
     timings: Timings

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import Protocol, Self
 
-from completions.domain.catalog import Capability, ModelRoute, Parameter
+from completions.domain.catalog import Abilities, ModelRoute
 from completions.domain.completion import CompletionChunk, CompletionRequest
 from completions.domain.metering import Principal, Reservation, UsageRecord
 
@@ -21,6 +22,10 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Seconds on a clock that never steps back."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Let so much time pass."""
         ...
 
 
@@ -52,22 +57,29 @@ class BackendStream(Protocol):
     ) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class UpstreamCall:
+    """One call's own facts. ``inference_id`` is its name on SageMaker's side, ``tenant`` whom the caller belongs to;
+    ``wait_seconds`` bounds the wait for the container's acceptance, ``None`` leaves it to the transport."""
+
+    inference_id: str
+    tenant: str
+    wait_seconds: float | None = None
+
+
 class Backend(Protocol):
     """Something that completes."""
 
-    def capabilities(self, route: ModelRoute) -> Mapping[Parameter, Capability]:
-        """How each canonical parameter fares on this route. Every ``Parameter`` has an entry."""
+    def abilities(self, route: ModelRoute) -> Abilities:
+        """How each canonical parameter fares on this route."""
         ...
 
-    def max_stops(self, route: ModelRoute) -> int | None:
-        """How many stop texts one request may hold; ``None`` for any number."""
-        ...
-
-    def stream(self, request: CompletionRequest, route: ModelRoute, request_id: str) -> BackendStream:
-        """Send the request and return once the container has accepted it.
+    def stream(self, request: CompletionRequest, route: ModelRoute, call: UpstreamCall) -> BackendStream:
+        """Send the request once, and return when the container has accepted it.
 
         Raises ``InvalidRequestError`` for what the container refuses, ``RateLimitError`` when it is throttled,
-        ``BackendUnavailableError`` when it is not there, ``BackendTimeoutError`` and ``BackendError`` otherwise.
+        ``BackendUnavailableError`` when it is not there, ``BackendTimeoutError`` and ``BackendError`` otherwise; their
+        ``recourse`` tells whether it may be sent again.
         """
         ...
 

@@ -36,14 +36,18 @@ class ReservedItem(BaseModel):
     owner: str
     team: str | None = None
     dialect: str
+    requested_model: str
     model: str
     endpoint: str
     streamed: bool
 
 
 class SettlementFields(BaseModel):
-    """What settling adds. Counts are tokens, times milliseconds."""
+    """What settling adds. Counts are tokens, times milliseconds; ``model`` and ``endpoint`` are a fallback's if one
+    answered."""
 
+    model: str
+    endpoint: str
     outcome: Outcome
     prompt_tokens: int
     completion_tokens: int
@@ -85,6 +89,7 @@ def reserved_item(reservation: Reservation, claim_id: str, retention_days: int) 
         owner=reservation.principal.owner,
         team=reservation.principal.team,
         dialect=reservation.dialect,
+        requested_model=reservation.model,
         model=reservation.model,
         endpoint=reservation.endpoint_name,
         streamed=reservation.streamed,
@@ -94,6 +99,8 @@ def reserved_item(reservation: Reservation, claim_id: str, retention_days: int) 
 def settlement_fields(record: UsageRecord) -> SettlementFields:
     """What settling ``record`` writes."""
     return SettlementFields(
+        model=record.model,
+        endpoint=record.endpoint_name,
         outcome=record.outcome,
         prompt_tokens=record.usage.prompt_tokens,
         completion_tokens=record.usage.completion_tokens,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
@@ -24,6 +24,7 @@ _Key = tuple[str, str]
 _T = TypeVar("_T")
 _Item = Mapping[str, Any]
 _MAX_SORT_KEY_BYTES = 1024
+_MAX_TRANSACTION = 100
 _READS = 3  # DynamoDB hands back what it had no capacity for
 
 
@@ -109,6 +110,46 @@ def put_model(client: DynamoDBClient, table: str, route: ModelRoute) -> None:
     item = ModelItem.from_route(route)
     for name in (route.model_id, *route.aliases):
         client.put_item(TableName=table, Item=serialized(item, pk=MODEL_PARTITION, sk=name))
+
+
+def read_models(client: DynamoDBClient, table: str) -> dict[str, ModelRoute | None]:
+    """Every model item by its name, an id or an alias; ``None`` for one that cannot be read.
+
+    Raises botocore's errors: this is for operators, who are told why a table cannot be reached.
+    """
+    pages = client.get_paginator("query").paginate(
+        TableName=table,
+        KeyConditionExpression="pk = :models",
+        ExpressionAttributeValues={":models": {"S": MODEL_PARTITION}},
+        ConsistentRead=True,
+    )
+    models: dict[str, ModelRoute | None] = {}
+    for item in (deserialized(item) for page in pages for item in page["Items"]):
+        try:
+            models[item["sk"]] = ModelItem.model_validate(item).to_route()
+        except ValidationError:
+            models[item["sk"]] = None
+    return models
+
+
+def write_models(
+    client: DynamoDBClient, table: str, puts: Mapping[str, ModelRoute], deletes: Collection[str] = ()
+) -> None:
+    """Write ``puts`` and remove ``deletes``, items by name that are in one of the two.
+
+    All or nothing up to 100 items; beyond, in steps of which each is, with every removal after every write, so that
+    no name leads nowhere in between. Raises botocore's errors.
+    """
+    actions: list[Any] = [
+        {"Put": {"TableName": table, "Item": serialized(ModelItem.from_route(route), pk=MODEL_PARTITION, sk=name)}}
+        for name, route in puts.items()
+    ]
+    actions += [
+        {"Delete": {"TableName": table, "Key": {"pk": {"S": MODEL_PARTITION}, "sk": {"S": name}}}}
+        for name in sorted(deletes)
+    ]
+    for start in range(0, len(actions), _MAX_TRANSACTION):
+        client.transact_write_items(TransactItems=actions[start : start + _MAX_TRANSACTION])
 
 
 def put_key(client: DynamoDBClient, table: str, secret_sha256: str, principal: Principal) -> None:

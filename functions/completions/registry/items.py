@@ -6,15 +6,19 @@ that all models are one query. An alias is a copy of the whole item under the ot
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from completions.domain.catalog import Capability, ModelPrice, ModelRoute, Parameter
+from completions.domain.catalog import Capability, ModelLimits, ModelPrice, ModelRoute, Parameter
 from completions.domain.metering import Principal
 
 MODEL_PARTITION: Final = "MODEL"
 KEY_SORT: Final = "KEY"
+
+Positive: TypeAlias = Annotated[int, Field(ge=1)]
+NonNegative: TypeAlias = Annotated[int, Field(ge=0)]
+Seconds: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class KeyItem(BaseModel):
@@ -38,9 +42,17 @@ class PriceItem(BaseModel):
     """Nano-dollars a token."""
 
     version: str
-    input_nanos: int
-    cached_input_nanos: int
-    output_nanos: int
+    input_nanos: NonNegative
+    cached_input_nanos: NonNegative
+    output_nanos: NonNegative
+
+
+class LimitsItem(BaseModel):
+    """What one request may ask for."""
+
+    output_tokens: Positive | None = None
+    stops: NonNegative | None = None
+    logprobs: NonNegative | None = None
 
 
 class ModelItem(BaseModel):
@@ -51,18 +63,26 @@ class ModelItem(BaseModel):
     model_id: str
     endpoint_name: str
     family: str
-    context_length: int
-    created: int
+    context_length: Positive
+    created: NonNegative
     owned_by: str = "organization"
     family_version: Annotated[str, Field(pattern=r"^\d+\.\d+(\.|$)")] | None = None
     aliases: list[str] = []
     served_model: str | None = None
+    adapter: str | None = None
     inference_component: str | None = None
     target_variant: str | None = None
     custom_attributes: str | None = None
     document_start: str | None = None
     fim_family: str | None = None
+    stop_tokens: list[str] = []
     asynchronous: bool = False
+    limits: LimitsItem = LimitsItem()
+    timeout_seconds: Seconds | None = None
+    read_timeout_seconds: Seconds | None = None
+    start_seconds: Positive = 300
+    wait_for_start: bool = False
+    isolate_prefix_cache: bool = True
     price: PriceItem | None = None
     fallbacks: list[str] = []
     capabilities: dict[Parameter, Capability] = {}
@@ -72,6 +92,8 @@ class ModelItem(BaseModel):
         fields: dict[str, Any] = {name: getattr(self, name) for name in type(self).model_fields}
         fields["aliases"] = tuple(self.aliases)
         fields["fallbacks"] = tuple(self.fallbacks)
+        fields["stop_tokens"] = tuple(self.stop_tokens)
+        fields["limits"] = ModelLimits(**self.limits.model_dump())
         fields["price"] = None if self.price is None else ModelPrice(**self.price.model_dump())
         return ModelRoute(**fields)
 
@@ -79,6 +101,7 @@ class ModelItem(BaseModel):
     def from_route(cls, route: ModelRoute) -> ModelItem:
         """The table's view."""
         fields: dict[str, Any] = {name: getattr(route, name) for name in cls.model_fields}
+        fields["limits"] = {name: getattr(route.limits, name) for name in LimitsItem.model_fields}
         if route.price is not None:
             fields["price"] = {name: getattr(route.price, name) for name in PriceItem.model_fields}
         return cls.model_validate(fields)

@@ -1,4 +1,4 @@
-"""The use case: resolve the model, check the parameters, claim, ask the backend, settle.
+"""The use case: resolve the model, check the parameters, claim, ask the backend and its fallbacks, settle.
 
 The claim is settled whatever happens: success, refusal, failure, or a caller who hangs up. It is settled in the
 generator's own ``finally`` and not in a background task, which a cancelled response would skip.
@@ -6,13 +6,15 @@ generator's own ``finally`` and not in a background task, which a cancelled resp
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
-from completions.domain.catalog import Capability, ModelRoute, Parameter
+from completions.domain.catalog import ModelRoute
 from completions.domain.completion import Completion, CompletionChunk, CompletionRequest, Usage
 from completions.domain.errors import (
     BackendTimeoutError,
@@ -20,35 +22,37 @@ from completions.domain.errors import (
     InvalidRequestError,
     MeteringError,
     ModelNotFoundError,
-    RateLimitError,
+    Recourse,
 )
-from completions.domain.metering import Outcome, Principal, Reservation, Timings, UsageRecord
-from completions.domain.ports import Backend, BackendStream, Clock, Registry, UsageLedger
+from completions.domain.metering import Outcome, Principal, Reservation, UsageRecord
+from completions.domain.ports import Backend, Clock, Registry, UpstreamCall, UsageLedger
 from completions.observability import logger
-from completions.service.answer import Tally, best_choices, collect_choices, known_choices
-from completions.service.infill import infill_stops, with_infill
-from completions.service.parameters import check_parameters
-from completions.service.stops import cut_at_stops
-
-_SHORTEST_WAIT: Final = 0.01
-"""Seconds; a socket's timeout of zero would mean something else."""
+from completions.service.answer import best_choices, collect_choices
+from completions.service.dispatch import Dispatcher, RetryPolicy, Upstream
+from completions.service.fan_out import Job, merged
+from completions.service.meter import Meter
+from completions.service.plan import Plan, planned
 
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """Who asks, through what, and until when. ``arrived`` and ``deadline`` are readings of ``Clock.monotonic``."""
+    """Who asks, through what, and until when. ``arrived`` and ``deadline`` are readings of ``Clock.monotonic``.
+
+    A ``patient`` caller can be kept waiting for a model that starts: empty chunks come first.
+    """
 
     request_id: str
     principal: Principal
     dialect: str
     arrived: float
     deadline: float | None = None
+    patient: bool = False
 
 
 class CompletionStream:
     """An answer whose first chunk has arrived. Iterate it to the end or close it: either settles the claim.
 
-    ``usage`` is the running count, and the final one at the end.
+    ``model`` is the id of the one that answers, ``usage`` the running count, and the final one at the end.
     """
 
     def __init__(self, model: str, first: CompletionChunk, rest: Generator[CompletionChunk]) -> None:
@@ -84,28 +88,22 @@ class CompletionStream:
         self.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What is sent where: ``request`` as the container gets it, and ``cut``, the stop texts it is not told."""
-
-    route: ModelRoute
-    request: CompletionRequest
-    cut: tuple[str, ...]
-
-    def pipeline(self, chunks: Iterable[CompletionChunk]) -> Iterable[CompletionChunk]:
-        """The container's chunks as the caller gets them."""
-        known = known_choices(chunks, self.request.choice_count)
-        return cut_at_stops(known, self.cut, self.request) if self.cut else known
-
-
 class CompletionService:
     """See the module. ``stream`` and ``complete`` raise any ``CompletionError``."""
 
-    def __init__(self, registry: Registry, backend: Backend, ledger: UsageLedger, clock: Clock) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        backend: Backend,
+        ledger: UsageLedger,
+        clock: Clock,
+        retries: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
+    ) -> None:
         self._registry = registry
         self._backend = backend
         self._ledger = ledger
         self._clock = clock
+        self._retries = retries
 
     def stream(self, request: CompletionRequest, context: CallContext) -> CompletionStream:
         """Return once the first chunk is here, so that every earlier failure can still be a status.
@@ -114,27 +112,21 @@ class CompletionService:
         """
         if request.best_of > request.n:
             raise InvalidRequestError("Results of 'best_of' greater than 'n' cannot be streamed.", param="best_of")
-        return self._open(self._plan(request, context.principal), context)
+        return self._open(self._attempt(request, context))
 
     def complete(self, request: CompletionRequest, context: CallContext) -> Completion:
         """The whole answer. Upstream is streamed all the same."""
-        plan = self._plan(request, context.principal)
-        best_of = self._backend.capabilities(plan.route)[Parameter.BEST_OF]
-        ranked = request.best_of > request.n and best_of is Capability.EMULATED
-        if ranked:
-            plan = replace(plan, request=replace(plan.request, n=request.best_of, logprobs=request.logprobs or 0))
-        with self._open(plan, context) as stream:
+        attempt = self._attempt(request, context)
+        with self._open(attempt) as stream:
             choices = collect_choices(stream)
+        ranked = attempt.plan.ranked
         return Completion(stream.model, best_choices(choices, request) if ranked else choices, stream.usage)
 
-    def _plan(self, request: CompletionRequest, principal: Principal) -> _Plan:
-        route = self._route(request, principal)
-        capabilities = self._backend.capabilities(route)
-        check_parameters(request, route, capabilities)
-        told = 0 if capabilities[Parameter.STOP] is Capability.EMULATED else self._backend.max_stops(route)
-        untold = () if told is None else request.stop[told:]
-        sent = replace(with_infill(request, route), stop=request.stop[:told])
-        return _Plan(route, sent, (*untold, *infill_stops(request, route)))
+    def _attempt(self, request: CompletionRequest, context: CallContext) -> _Attempt:
+        route = self._route(request, context.principal)
+        plan = planned(request, route, self._backend.abilities(route))
+        plans = [plan, *self._fallbacks(request, route, context.principal)]
+        return _Attempt(request, context, plans, plan)
 
     def _route(self, request: CompletionRequest, principal: Principal) -> ModelRoute:
         for name in (request.model, *request.other_models):
@@ -147,25 +139,32 @@ class CompletionService:
             code="model_not_found",
         )
 
-    def _open(self, plan: _Plan, context: CallContext) -> CompletionStream:
-        chunks = self._run(plan, context)
-        return CompletionStream(plan.route.model_id, next(chunks), chunks)
+    def _fallbacks(self, request: CompletionRequest, route: ModelRoute, principal: Principal) -> list[Plan]:
+        """Plans for those of the route's fallbacks that the key may use and that can carry the request."""
+        plans = []
+        for name in route.fallbacks:
+            fallback = self._registry.route(name)
+            if fallback is None:
+                logger.warning("fallback_unknown", model=route.model_id, fallback=name)
+            elif principal.may_use(fallback.model_id):
+                try:
+                    plans.append(planned(request, fallback, self._backend.abilities(fallback)))
+                except CompletionError as error:
+                    logger.info("fallback_unfit", model=route.model_id, fallback=name, param=error.param)
+        return plans
 
-    def _run(self, plan: _Plan, context: CallContext) -> Generator[CompletionChunk]:
-        request, route = plan.request, plan.route
-        deadline = _earliest(context, request)
-        reservation = self._reservation(request, route, context)
+    def _open(self, attempt: _Attempt) -> CompletionStream:
+        chunks = self._run(attempt)
+        first = next(chunks)
+        return CompletionStream(attempt.plan.route.model_id, first, chunks)
+
+    def _run(self, attempt: _Attempt) -> Generator[CompletionChunk]:
+        context, route = attempt.context, attempt.plan.route
+        reservation = self._reservation(attempt.request, route, context)
         self._ledger.reserve(reservation)
-        meter = _Meter(reservation, request.choice_count, context.arrived, self._clock)
+        meter = Meter(reservation, route, attempt.plan.request.choice_count, context.arrived, self._clock)
         try:
-            with self._backend.stream(request, route, context.request_id) as upstream:
-                meter.variant = upstream.variant
-                for chunk in plan.pipeline(self._until(deadline, upstream)):
-                    meter.saw(chunk)
-                    late = deadline is not None and self._clock.monotonic() > deadline
-                    if late and not meter.tally.finished:
-                        raise BackendTimeoutError("The model did not finish in the time that was left.")
-                    yield chunk
+            yield from self._answer(attempt, meter)
             meter.tally.require_finished()
             meter.outcome = Outcome.SUCCEEDED
             if meter.tally.usage.estimated:
@@ -176,20 +175,58 @@ class CompletionService:
         except CompletionError as error:
             meter.fail(error)
             if error.param is not None:  # a codec knows the canonical name alone
-                error.param = request.param_names.get(error.param, error.param)
+                error.param = attempt.request.param_names.get(error.param, error.param)
             raise
         finally:
             self._settle(meter.record())
 
-    def _until(self, deadline: float | None, upstream: BackendStream) -> Iterator[CompletionChunk]:
-        """``upstream``, each wait for it cut to the time that is left."""
-        while True:
-            if deadline is not None:
-                upstream.limit_wait(max(deadline - self._clock.monotonic(), _SHORTEST_WAIT))
+    def _answer(self, attempt: _Attempt, meter: Meter) -> Generator[CompletionChunk]:
+        dispatcher, lead = yield from self._begun(attempt, meter)
+        plan = attempt.plan
+        jobs: list[Job] = [
+            partial(self._follow, dispatcher, plan, number, attempt.context) for number in range(1, len(plan.calls))
+        ]
+        meter.variant = lead.stream.variant
+        with lead.stream, closing(merged(plan.calls, lead, jobs)) as chunks:
+            for chunk in plan.pipeline(chunks):
+                meter.saw(chunk)
+                if dispatcher.late and not meter.tally.finished:
+                    raise BackendTimeoutError("The model did not finish in the time that was left.")
+                yield chunk
+
+    def _begun(self, attempt: _Attempt, meter: Meter) -> Generator[CompletionChunk, None, tuple[Dispatcher, Upstream]]:
+        """The answer of the first plan that gets one. Raises what the first plan failed with, if none does."""
+        failures: list[CompletionError] = []
+        for plan in attempt.plans:
             try:
-                yield next(upstream)
-            except StopIteration:
-                return
+                return (yield from self._led(plan, attempt, meter, patient=False))
+            except CompletionError as error:
+                if error.recourse is Recourse.NONE:
+                    raise
+                failures.append(error)
+        first, failure = attempt.plans[0], failures[0]
+        if attempt.context.patient and first.route.wait_for_start and failure.recourse is Recourse.WHEN_STARTED:
+            return (yield from self._led(first, attempt, meter, patient=True))
+        raise failure
+
+    def _led(
+        self, plan: Plan, attempt: _Attempt, meter: Meter, *, patient: bool
+    ) -> Generator[CompletionChunk, None, tuple[Dispatcher, Upstream]]:
+        attempt.plan = plan
+        meter.ask(plan.route, plan.request.choice_count)
+        deadline = _earliest(attempt.context, attempt.request, plan.route)
+        dispatcher = Dispatcher(self._backend, self._clock, self._retries, meter.dispatched, deadline)
+        call = UpstreamCall(attempt.context.request_id, attempt.context.principal.tenant)
+        return dispatcher, (yield from dispatcher.open(plan.calls[0].request, plan.route, call, patient=patient))
+
+    def _follow(
+        self, dispatcher: Dispatcher, plan: Plan, number: int, context: CallContext
+    ) -> Generator[CompletionChunk]:
+        """A further call of a plan, from its dispatch to its end."""
+        call = UpstreamCall(f"{context.request_id}-{number}", context.principal.tenant)
+        upstream = yield from dispatcher.open(plan.calls[number].request, plan.route, call, patient=False)
+        with upstream.stream:
+            yield from upstream
 
     def _reservation(self, request: CompletionRequest, route: ModelRoute, context: CallContext) -> Reservation:
         return Reservation(
@@ -213,7 +250,7 @@ class CompletionService:
                 "usage_record_unwritten",
                 record_id=record.reservation.record_id,
                 key_id=record.reservation.principal.key_id,
-                model=record.reservation.model,
+                model=record.model,
                 outcome=record.outcome,
                 prompt_tokens=record.usage.prompt_tokens,
                 completion_tokens=record.usage.completion_tokens,
@@ -223,51 +260,20 @@ class CompletionService:
             )
 
 
-class _Meter:
-    """What one call came to so far."""
+@dataclass(slots=True)
+class _Attempt:
+    """One request on its way: ``plans`` in the order they are tried, ``plan`` the one that is being tried."""
 
-    def __init__(self, reservation: Reservation, choice_count: int, arrived: float, clock: Clock) -> None:
-        self.tally = Tally(choice_count)
-        self.outcome = Outcome.FAILED
-        self.variant: str | None = None
-        self._reservation = reservation
-        self._arrived = arrived
-        self._clock = clock
-        self._dispatched = clock.monotonic()
-        self._first: float | None = None
-        self._error: str | None = None
-
-    def saw(self, chunk: CompletionChunk) -> None:
-        if self._first is None:
-            self._first = self._clock.monotonic()
-        self.tally.add(chunk)
-
-    def fail(self, error: CompletionError) -> None:
-        refused = self._first is None and isinstance(error, InvalidRequestError | RateLimitError)
-        self.outcome = Outcome.REFUSED if refused else Outcome.FAILED
-        self._error = type(error).__name__
-
-    def record(self) -> UsageRecord:
-        return UsageRecord(
-            reservation=self._reservation,
-            outcome=self.outcome,
-            usage=self.tally.usage,
-            timings=Timings(
-                queue_ms=self._since_arrival(self._dispatched),
-                first_token_ms=None if self._first is None else self._since_arrival(self._first),
-                total_ms=self._since_arrival(self._clock.monotonic()),
-            ),
-            attempts=1,
-            variant=self.variant,
-            error=self._error,
-        )
-
-    def _since_arrival(self, moment: float) -> int:
-        return round((moment - self._arrived) * 1000)
+    request: CompletionRequest
+    context: CallContext
+    plans: Sequence[Plan]
+    plan: Plan
 
 
-def _earliest(context: CallContext, request: CompletionRequest) -> float | None:
+def _earliest(context: CallContext, request: CompletionRequest, route: ModelRoute) -> float | None:
     limits = [] if context.deadline is None else [context.deadline]
     if request.deadline_ms is not None:
         limits.append(context.arrived + request.deadline_ms / 1000)
+    if route.timeout_seconds is not None:
+        limits.append(context.arrived + route.timeout_seconds)
     return min(limits, default=None)

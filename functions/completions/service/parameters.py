@@ -6,10 +6,8 @@ names the parameter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from completions.domain.catalog import Capability, ModelRoute, Parameter
-from completions.domain.completion import CompletionRequest, SamplingParams
+from completions.domain.catalog import Abilities, Capability, ModelRoute, Parameter
+from completions.domain.completion import CompletionRequest, ConstraintKind, SamplingParams
 from completions.domain.errors import ContextLengthError, InvalidRequestError, UnsupportedParameterError
 
 _UNSET = SamplingParams()
@@ -31,6 +29,7 @@ _SAMPLING = {
 
 def used_parameters(request: CompletionRequest) -> frozenset[Parameter]:
     """The parameters whose absence would change the answer."""
+    constraint = request.constraint
     used = {
         Parameter.TOKEN_PROMPT: any(not isinstance(prompt, str) for prompt in request.prompts),
         Parameter.PROMPT_BATCH: len(request.prompts) > 1,
@@ -44,7 +43,8 @@ def used_parameters(request: CompletionRequest) -> frozenset[Parameter]:
         Parameter.SKIP_SPECIAL_TOKENS: not request.skip_special_tokens,
         Parameter.SPACES_BETWEEN_SPECIAL_TOKENS: not request.spaces_between_special_tokens,
         Parameter.ADD_SPECIAL_TOKENS: not request.add_special_tokens,
-        Parameter.CONSTRAINT: request.constraint is not None,
+        **{Parameter(kind): constraint is not None and constraint.kind is kind for kind in ConstraintKind},
+        Parameter.WHITESPACE_PATTERN: constraint is not None and constraint.whitespace_pattern is not None,
         Parameter.BEAM: request.beam is not None,
     }
     sampling = {
@@ -53,18 +53,28 @@ def used_parameters(request: CompletionRequest) -> frozenset[Parameter]:
     return frozenset(parameter for parameter, is_used in (used | sampling).items() if is_used)
 
 
-def check_parameters(
-    request: CompletionRequest, route: ModelRoute, capabilities: Mapping[Parameter, Capability]
-) -> None:
+def check_parameters(request: CompletionRequest, route: ModelRoute, abilities: Abilities) -> None:
     """Raises ``UnsupportedParameterError`` for the first parameter, by name, that the model cannot carry,
     ``InvalidRequestError`` for an empty prompt it has no start of a document for, or that is to be echoed, and
     ``ContextLengthError`` for more tokens than its context holds."""
+    capabilities = abilities.capabilities
     for parameter in sorted(used_parameters(request)):
         if capabilities[parameter] is Capability.REFUSED:
-            name = request.param_names.get(parameter, str(parameter))
-            raise UnsupportedParameterError(
-                f"The model '{route.model_id}' does not support '{name}'.", param=name, code="unsupported_parameter"
-            )
+            name = _name(request, parameter)
+            raise _unsupported(route, name, f"'{name}'")
+    if request.best_of > request.n and capabilities[Parameter.LOGPROBS] is Capability.REFUSED:
+        # candidates are ranked by their log-probabilities, here or in the container
+        name = _name(request, Parameter.BEST_OF)
+        raise _unsupported(route, name, f"'{name}'")
+    if request.echo and capabilities[Parameter.ECHO] is Capability.EMULATED:
+        _check_emulated_echo(request, route)
+    if abilities.max_logprobs is not None and (request.logprobs or 0) > abilities.max_logprobs:
+        name = _name(request, Parameter.LOGPROBS)
+        raise InvalidRequestError(
+            f"The model '{route.model_id}' names at most {abilities.max_logprobs} alternatives; '{name}' is "
+            f"{request.logprobs}.",
+            param=name,
+        )
     _check_length(request, route)
     if not all(request.prompts):
         name = request.param_names.get("prompt", "prompt")
@@ -74,11 +84,41 @@ def check_parameters(
             raise InvalidRequestError(f"An empty '{name}' cannot be echoed.", param=name)
 
 
+def _name(request: CompletionRequest, parameter: Parameter) -> str:
+    """The caller's own spelling."""
+    is_constraint = parameter in (*ConstraintKind, Parameter.WHITESPACE_PATTERN)
+    default = request.param_names.get("constraint", str(parameter)) if is_constraint else str(parameter)
+    return request.param_names.get(parameter, default)
+
+
+def _unsupported(route: ModelRoute, name: str, what: str) -> UnsupportedParameterError:
+    return UnsupportedParameterError(
+        f"The model '{route.model_id}' does not support {what}.", param=name, code="unsupported_parameter"
+    )
+
+
+def _check_emulated_echo(request: CompletionRequest, route: ModelRoute) -> None:
+    """We have the prompt's text, but neither its tokens nor what the model thought of them."""
+    echo = _name(request, Parameter.ECHO)
+    if request.logprobs is not None:
+        raise _unsupported(route, echo, f"'{echo}' together with '{_name(request, Parameter.LOGPROBS)}'")
+    if any(not isinstance(prompt, str) for prompt in request.prompts):
+        raise _unsupported(route, echo, f"'{echo}' of token ids")
+    if request.max_tokens == 0:
+        raise _unsupported(route, echo, f"'{echo}' alone, without a token to generate")
+
+
 def _check_length(request: CompletionRequest, route: ModelRoute) -> None:
     """As far as it is known here: the tokens of a text are the container's to count."""
     name = request.param_names.get("max_tokens", "max_tokens")
     if request.max_tokens == 0 and not request.echo:
         raise InvalidRequestError(f"'{name}' must be at least 1; 0 only scores an echoed prompt.", param=name)
+    most = route.limits.output_tokens
+    if most is not None and request.max_tokens > most:
+        raise InvalidRequestError(
+            f"The model '{route.model_id}' generates at most {most} tokens; '{name}' is {request.max_tokens}.",
+            param=name,
+        )
     longest = max((len(prompt) for prompt in request.prompts if not isinstance(prompt, str)), default=0)
     total = longest + request.max_tokens
     if total > route.context_length:

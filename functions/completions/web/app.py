@@ -53,11 +53,12 @@ def _completing(
         canonical = _decoded(dialect, wire, registry)
         request.state.canonical = canonical
         principal = authenticate(dialect, wire, registry, canonical.model)
-        context = CallContext(arrived.request_id, principal, dialect.name, arrived.at, arrived.deadline)
+        patient = canonical.stream and arrived.streamed and dialect.keepalive is not None
+        context = CallContext(arrived.request_id, principal, dialect.name, arrived.at, arrived.deadline, patient)
         if canonical.stream:
             stream = service.stream(canonical, context)
             encoder = dialect.stream_encoder(canonical, _head(arrived, stream.model, clock))
-            return StreamedReply(stream, encoder, arrived.request_id)
+            return StreamedReply(stream, encoder, arrived.request_id, dialect.keepalive or b"")
         completion = service.complete(canonical, context)
         return _response(dialect.encode(completion, canonical, _head(arrived, completion.model, clock)))
 

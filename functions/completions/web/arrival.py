@@ -22,17 +22,19 @@ SETTLE_SECONDS: Final = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """``at`` and ``deadline`` are readings of ``Clock.monotonic``."""
+    """``at`` and ``deadline`` are readings of ``Clock.monotonic``; ``streamed`` says that bytes leave as they come."""
 
     request_id: str
     at: float
     deadline: float | None
+    streamed: bool = True
 
 
 def arrival(scope: Mapping[str, Any], headers: Mapping[str, str], clock: Clock) -> Arrival:
     """Read the platform's facts from either form."""
     at = clock.monotonic()
-    if "aws.event" in scope:
+    buffered = "aws.event" in scope
+    if buffered:
         event, context = scope["aws.event"], scope["aws.context"]
         remaining = context.get_remaining_time_in_millis() / 1000
         request_id = event.get("requestContext", {}).get("requestId") or context.aws_request_id
@@ -43,7 +45,8 @@ def arrival(scope: Mapping[str, Any], headers: Mapping[str, str], clock: Clock) 
         if isinstance(deadline_ms := lambda_context.get("deadline"), int | float):
             remaining = deadline_ms / 1000 - clock.now().timestamp()
         request_id = request.get("requestId") or lambda_context.get("request_id") or str(uuid.uuid4())
-    return Arrival(str(request_id), at, None if remaining is None else at + remaining - SETTLE_SECONDS)
+    deadline = None if remaining is None else at + remaining - SETTLE_SECONDS
+    return Arrival(str(request_id), at, deadline, streamed=not buffered)
 
 
 def _object(text: str | None) -> Mapping[str, Any]:

@@ -23,12 +23,14 @@ class StreamedReply(Response):
     claim settled, before it does.
     """
 
-    def __init__(self, stream: CompletionStream, encoder: StreamEncoder, request_id: str) -> None:
+    def __init__(
+        self, stream: CompletionStream, encoder: StreamEncoder, request_id: str, keepalive: bytes = b""
+    ) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers({"content-type": encoder.media_type, **encoder.headers})
         self._stream = stream
-        self._frames = _frames(stream, encoder, request_id)
+        self._frames = _frames(stream, encoder, request_id, keepalive)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -50,11 +52,12 @@ async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> N
     scope.cancel()
 
 
-def _frames(stream: CompletionStream, encoder: StreamEncoder, request_id: str) -> Generator[bytes]:
+def _frames(stream: CompletionStream, encoder: StreamEncoder, request_id: str, keepalive: bytes) -> Generator[bytes]:
     try:
         with stream:
             for chunk in stream:
-                if frames := encoder.chunk(chunk):
+                frames = encoder.chunk(chunk) if chunk.choices or chunk.usage is not None else keepalive
+                if frames:
                     yield frames
         yield encoder.done()
     except CompletionError as error:

@@ -1,7 +1,8 @@
 """Completions from the embedded model as neutral events; the wire formats of the container families stand on this.
 
 What belongs to generating is here once: limits, stop rules, detokenisation, hold-back and the order of choices. The
-rules are those of vLLM's ``v1/engine``, which the other families follow where they have the feature at all.
+rules are those of vLLM's ``v1/engine``, which the other families follow where they have the feature at all; TGI's rule
+for stop strings stands beside them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,17 @@ from enum import StrEnum
 
 from completions_cli.local.ngram import NGramModel, SamplingSettings, Step
 from completions_cli.local.tokenizer import Special, Tokenizer
+
+
+class StopRule(StrEnum):
+    """Where a stop string ends a choice.
+
+    ``ANYWHERE`` is vLLM's: wherever it stands in the text, which is cut there. ``TAIL`` is TGI's: only where the
+    text ends with it after a token (a line break may follow), the text keeps it, and the limit is looked at first.
+    """
+
+    ANYWHERE = "anywhere"
+    TAIL = "tail"
 
 
 class FinishReason(StrEnum):
@@ -44,6 +56,12 @@ class GenerationRequest:
     include_stop: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    stop_rule: StopRule = StopRule.ANYWHERE
+
+    @property
+    def keeps_stop(self) -> bool:
+        """Whether what ended a choice stays in its text."""
+        return self.include_stop or self.stop_rule is StopRule.TAIL
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +87,8 @@ class OutputText:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._text = ""
         self._released = 0
-        keep = bool(request.stop) and not request.include_stop
-        self._held_back = max(map(len, request.stop)) - 1 if keep else 0
+        cuts = bool(request.stop) and not request.keeps_stop
+        self._held_back = max(map(len, request.stop)) - 1 if cuts else 0
 
     def append(self, token_id: int, *, may_stop: bool) -> str | None:
         """Add a token's text; return the stop string it completes. Text added before ``may_stop`` never stops."""
@@ -78,13 +96,19 @@ class OutputText:
             return None
         new = self._decoder.decode(self._tokenizer.token_bytes(token_id))
         self._text += new
-        return self._cut_at_stop(len(new)) if may_stop and new else None
+        if not (may_stop and new):
+            return None
+        return self._last_stop() if self._request.stop_rule is StopRule.TAIL else self._cut_at_stop(len(new))
 
     def release(self, *, finished: bool) -> str:
         """The text that can go out now and has not gone out yet."""
         end = len(self._text) if finished else max(self._released, len(self._text) - self._held_back)
         released, self._released = self._text[self._released : end], end
         return released
+
+    def _last_stop(self) -> str | None:
+        """The first of the request's stops that the text ends with; the pattern TGI uses lets a line break follow."""
+        return next((stop for stop in self._request.stop if self._text.endswith((stop, f"{stop}\n"))), None)
 
     def _cut_at_stop(self, new_chars: int) -> str | None:
         """The first of the request's stops (in its order) that ends in the new text; the text is cut there."""
@@ -141,13 +165,14 @@ class GenerationEngine:
 
 
 def _finish(request: GenerationRequest, token: int, text: OutputText, produced: int, limit: int) -> Finish | None:
-    """Whether this token ends the choice. A stop token is counted, but adds text only with ``include_stop``."""
+    """Whether this token ends the choice. A stop token is counted, but adds text only where stops are kept."""
     may_stop = produced > request.settings.min_tokens
     stop = _stop_token(request, token) if may_stop else None
-    if stop is None or request.include_stop:
-        matched = text.append(token, may_stop=may_stop)
-        if stop is None and matched is not None:
-            return Finish(FinishReason.STOP, matched)
+    matched = text.append(token, may_stop=may_stop) if stop is None or request.keeps_stop else None
+    if request.stop_rule is StopRule.TAIL and produced >= limit:
+        return Finish(FinishReason.LENGTH)
+    if stop is None and matched is not None:
+        return Finish(FinishReason.STOP, matched)
     if stop is None and produced >= limit:
         return Finish(FinishReason.LENGTH)
     return stop

@@ -25,5 +25,7 @@ def serving_gguf(path: Path) -> Iterator[str]:
     params.n_ctx = 8192
     params.warmup = False
     server = xllamacpp.Server(params)
-    yield server.listening_address
-    del server  # its destructor stops the listener
+    try:
+        yield server.listening_address
+    finally:
+        del server  # its destructor stops the listener

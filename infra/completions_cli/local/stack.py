@@ -14,18 +14,32 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from completions.bootstrap import build_dynamodb_client
 from completions.domain.catalog import Capability, ModelRoute, Parameter
+from completions.domain.completion import ConstraintKind
 from completions_cli.local.gateway import Gateway
 from completions_cli.local.gguf import serving_gguf
+from completions_cli.local.lmi_container import create_lmi_container
 from completions_cli.local.model_container import create_model_container
 from completions_cli.local.ngram import NGramModel, standard_library
 from completions_cli.local.sagemaker_runtime import SageMakerRuntime
 from completions_cli.local.server import bind, serving
 from completions_cli.local.tables import LOCAL_KEY, create_tables, moto_dynamodb, seed_registry
 from completions_cli.local.template import read_gateway
+from completions_cli.local.tgi_container import create_tgi_container
 
 REGISTRY_TABLE: Final = "RegistryTable"
 USAGE_TABLE: Final = "UsageTable"
+_SERVED_MODEL: Final = "/opt/ml/model"
 _EMBEDDED_CREATED: Final = 1_764_547_200  # any fixed moment will do; the model has no training date
+
+
+_LLAMA_CPP: Final = {
+    # it ignores echo without a word, refuses n, and counts a batch's first prompt alone
+    **dict.fromkeys((Parameter.N, Parameter.PROMPT_BATCH, Parameter.ECHO), Capability.EMULATED),
+    # beyond OpenAI's own fields
+    **dict.fromkeys(
+        (Parameter.TOP_K, Parameter.MIN_P, Parameter.TOKEN_PROMPT, Parameter.IGNORE_EOS), Capability.HONOURED
+    ),
+}
 
 
 class StackError(Exception):
@@ -35,7 +49,8 @@ class StackError(Exception):
 @dataclass(frozen=True, slots=True)
 class StackOptions:
     """``upstream`` is the base URL of an OpenAI-compatible server that answers in place of the embedded model;
-    ``gguf`` a model file for llama.cpp. ``tokens_per_second`` paces the embedded model, 0 is as fast as it can."""
+    ``gguf`` a model file for llama.cpp. ``tokens_per_second`` paces the embedded model, 0 is as fast as it can.
+    ``settings`` are further environment variables of the functions."""
 
     port: int = 8080
     template: Path = Path("template.yaml")
@@ -44,8 +59,10 @@ class StackOptions:
     dynamodb_url: str | None = None
     upstream: str | None = None
     upstream_model: str | None = None
+    upstream_family: str = "openai"
     upstream_key: str | None = field(default=None, repr=False)
     gguf: Path | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +88,12 @@ def running_stack(options: StackOptions) -> Iterator[LocalStack]:
         cleanup.callback(listener.close)
         template = read_gateway(options.template, {"ResponseMode": options.response_mode})
         stopping = Event()
-        container = cleanup.enter_context(_container(options, stopping))
         routes = _routes(options)
-        containers = {route.endpoint_name: container for route in routes}
+        urls = cleanup.enter_context(_containers(options, stopping))
+        containers = {route.endpoint_name: urls[route.family] for route in routes}
         sagemaker = cleanup.enter_context(SageMakerRuntime(containers, _upstream_headers(options)))
         dynamodb_url = options.dynamodb_url or cleanup.enter_context(moto_dynamodb())
-        environment = _environment(sagemaker.url, dynamodb_url)
+        environment = {**_environment(sagemaker.url, dynamodb_url), **options.settings}
         os.environ.update(environment)
         _prepare_tables(options, routes, dynamodb_url)
         gateway = Gateway(template)
@@ -117,22 +134,26 @@ def _environment(sagemaker_url: str, dynamodb_url: str) -> dict[str, str]:
 
 
 @contextmanager
-def _container(options: StackOptions, stopping: Event) -> Iterator[str]:
-    """Where SageMaker's requests end up: the embedded model's ``/invocations``, or another server's completions."""
+def _containers(options: StackOptions, stopping: Event) -> Iterator[Mapping[str, str]]:
+    """Where SageMaker's requests end up, by container family: the embedded model's ``/invocations``, or another
+    server's completions."""
     if options.upstream is not None:
-        yield options.upstream.rstrip("/").removesuffix("/v1") + "/v1/completions"
+        yield {options.upstream_family: options.upstream.rstrip("/").removesuffix("/v1") + "/v1/completions"}
     elif options.gguf is not None:
         with serving_gguf(options.gguf) as url:
-            yield url + "/v1/completions"
+            yield {"openai": url + "/v1/completions"}
     else:
-        app = create_model_container(
-            NGramModel.train(standard_library()),
-            served_model="/opt/ml/model",
-            tokens_per_second=options.tokens_per_second,
-            sleep=stopping.wait,
-        )
-        with serving(app, bind(0)) as url:
-            yield url + "/invocations"
+        model = NGramModel.train(standard_library())
+        pace, wait = options.tokens_per_second, stopping.wait
+        apps = {
+            "vllm": create_model_container(model, served_model=_SERVED_MODEL, tokens_per_second=pace, sleep=wait),
+            "lmi": create_lmi_container(model, tokens_per_second=pace, sleep=wait),
+            "tgi": create_tgi_container(model, served_model=_SERVED_MODEL, tokens_per_second=pace, sleep=wait),
+        }
+        with ExitStack() as cleanup:
+            yield {
+                family: cleanup.enter_context(serving(app, bind(0))) + "/invocations" for family, app in apps.items()
+            }
 
 
 def _routes(options: StackOptions) -> tuple[ModelRoute, ...]:
@@ -145,16 +166,18 @@ def _routes(options: StackOptions) -> tuple[ModelRoute, ...]:
         owned_by="local",
     )
     if options.upstream is not None:
-        return (replace(demo, served_model=options.upstream_model),)
+        return (replace(demo, family=options.upstream_family, served_model=options.upstream_model),)
     if options.gguf is not None:
-        # llama.cpp lays log-probabilities out in another way, and has no echo
-        refused = dict.fromkeys((Parameter.LOGPROBS, Parameter.BEST_OF, Parameter.ECHO), Capability.REFUSED)
-        return (replace(demo, capabilities=refused),)
+        return (replace(demo, family="openai", capabilities=_LLAMA_CPP),)
     embedded = replace(
         demo,
         owned_by="local stand-in for a GPU",
         fim_family="qwen",
         document_start="<|endoftext|>",
-        capabilities={Parameter.CONSTRAINT: Capability.REFUSED},  # the n-gram model cannot be guided
+        capabilities=dict.fromkeys(map(Parameter, ConstraintKind), Capability.REFUSED),  # it cannot be guided
     )
-    return embedded, replace(embedded, model_id="demo-vllm", endpoint_name="demo-vllm")
+    named = [
+        replace(embedded, model_id=f"demo-{family}", endpoint_name=f"demo-{family}", family=family)
+        for family in ("vllm", "lmi", "tgi")
+    ]
+    return embedded, *named

@@ -7,7 +7,7 @@ model cannot give are refused instead of ignored, so that a test never passes on
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
@@ -23,6 +23,8 @@ TokenId: TypeAlias = Annotated[int, Field(ge=0)]
 MAX_LOGPROBS = 20  # the server's default --max-logprobs
 MAX_STOPS = 4  # VLLM_MAX_STOP_STRINGS of later versions; the dialects allow no more either
 MAX_PROMPTS = 1024  # VLLM_MAX_COMPLETION_PROMPTS
+MAX_CACHE_SALT = 1024
+CACHE_SALT_EXCLUDES = "@/\\\0"
 LOWEST_LOGPROB = -9999.0  # JSON has no infinity
 SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
@@ -87,6 +89,8 @@ class CompletionRequest(BaseModel):
     ignore_eos: bool = False
     min_tokens: int = 0
     skip_special_tokens: bool = True
+    return_tokens_as_token_ids: bool = False
+    cache_salt: str | None = None
 
     @classmethod
     def parse(cls, body: object) -> CompletionRequest:
@@ -141,12 +145,22 @@ def _check_before_types(body: Mapping[str, Any]) -> None:
     if body.get("stream_options") and not body.get("stream"):
         raise RequestRefusedError("Stream options can only be defined when `stream=True`.", "stream_options")
     _check_unsupported(body)
+    _check_cache_salt(body.get("cache_salt"))
     prompt = body.get("prompt")
     if prompt is None or prompt == "":
         raise RequestRefusedError("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
     if isinstance(prompt, list) and not isinstance(next(iter(prompt), None), int) and len(prompt) > MAX_PROMPTS:
         message = f"prompt list length {len(prompt)} exceeds the maximum allowed count of {MAX_PROMPTS}."
         raise RequestRefusedError(message, "prompt")
+
+
+def _check_cache_salt(salt: object) -> None:
+    """A salt keeps tenants apart in the prefix cache; this model has none, so a valid one changes nothing."""
+    if salt == "":
+        raise RequestRefusedError("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
+    if isinstance(salt, str) and (len(salt) > MAX_CACHE_SALT or any(letter in salt for letter in CACHE_SALT_EXCLUDES)):
+        rule = f"at most {MAX_CACHE_SALT} characters, none of them '@', '/', '\\' or NUL"
+        raise RequestRefusedError(f"Parameter 'cache_salt' must have {rule}.", "cache_salt")
 
 
 def _check_unsupported(body: Mapping[str, Any]) -> None:
@@ -219,22 +233,28 @@ def error_body(message: str, kind: str, code: int, param: str | None = None) -> 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+def flat_error_body(message: str, kind: str, code: int, param: str | None = None) -> JsonObject:
+    """The same as older versions have it, without the ``error`` around it."""
+    return {"object": "error", "message": message, "type": kind, "param": param, "code": code}
+
+
 def usage_body(prompt_tokens: int, completion_tokens: int) -> JsonObject:
     """Token counts in vLLM's key order."""
     total = prompt_tokens + completion_tokens
     return {"prompt_tokens": prompt_tokens, "total_tokens": total, "completion_tokens": completion_tokens}
 
 
-def logprobs_body(steps: Sequence[Step], tokenizer: Tokenizer, first_offset: int = 0) -> JsonObject:
-    """The four arrays. Offsets add up the lengths of the shown tokens; the chosen token leads its ``top_logprobs``."""
+def logprobs_body(steps: Sequence[Step], name: Callable[[int], str], first_offset: int = 0) -> JsonObject:
+    """The four arrays, tokens shown by ``name``. Offsets add up the lengths of what is shown; the chosen token leads
+    its ``top_logprobs``."""
     arrays: JsonObject = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
     offset = first_offset
     for step in steps:
-        token = tokenizer.token_text(step.token_id)
+        token = name(step.token_id)
         top = None
         if step.logprob is not None:
             ranked = ((step.token_id, step.logprob), *step.top)
-            top = {tokenizer.token_text(token_id): max(logprob, LOWEST_LOGPROB) for token_id, logprob in ranked}
+            top = {name(token_id): max(logprob, LOWEST_LOGPROB) for token_id, logprob in ranked}
         arrays["text_offset"].append(offset)
         arrays["token_logprobs"].append(None if step.logprob is None else max(step.logprob, LOWEST_LOGPROB))
         arrays["tokens"].append(token)
@@ -283,6 +303,7 @@ class ChoiceWriter:
         self.tokens = 0
         self._request = request
         self._tokenizer = tokenizer
+        self._name = _id_name if request.return_tokens_as_token_ids else tokenizer.token_text
         self._chars = 0
 
     def write(self, events: Sequence[TokenEvent]) -> JsonObject:
@@ -292,7 +313,18 @@ class ChoiceWriter:
         if self._request.echo and self.tokens == 0:
             text = self._tokenizer.decode(step.token_id for step in self.prompt) + text
             steps = [*self.prompt, *steps]
-        logprobs = None if self._request.logprobs is None else logprobs_body(steps, self._tokenizer, self._chars)
+        logprobs = self._logprobs(steps)
         self.tokens += len(events)
         self._chars += len(text)
         return choice_body(events[-1].index, text, logprobs, events[-1].finish)
+
+    def write_nothing(self, index: int) -> JsonObject:
+        """A choice of a chunk that carries no token."""
+        return choice_body(index, "", self._logprobs([]), None)
+
+    def _logprobs(self, steps: Sequence[Step]) -> JsonObject | None:
+        return None if self._request.logprobs is None else logprobs_body(steps, self._name, self._chars)
+
+
+def _id_name(token_id: int) -> str:
+    return f"token_id:{token_id}"

@@ -6,47 +6,24 @@ One long file: all of it turns on one subject and shares its builders.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-import anyio
 import pytest
 from starlette.testclient import TestClient
-from starlette.types import Message, Scope
 
 from completions_cli.local.model_container import create_model_container
-from completions_cli.local.ngram import NGramModel, SamplingSettings, Step, standard_library
+from completions_cli.local.ngram import NGramModel, standard_library
 from completions_cli.local.tokenizer import Special
+from completions_cli.local.vllm_serving import StreamQuirks
+from scripted_model import ScriptedModel, visit_and_leave
 
 Json = dict[str, Any]
 MODEL = "demo-vllm"
 PROMPT = "def parse_args(self, args=None):\n    "
 EURO = (0xE2, 0x82, 0xAC)  # the byte tokens of one character
 EOS = Special.END_OF_TEXT
-
-
-class ScriptedModel(NGramModel):
-    """Produces fixed tokens with log-probability -1 and one alternative each, then fails or repeats end of text."""
-
-    script: Sequence[int] = ()
-    failure: str | None = None
-    produced = 0
-    closed = False
-
-    def generate(
-        self, prompt_ids: Sequence[int], settings: SamplingSettings, seed: int | None = None
-    ) -> Iterator[Step]:
-        try:
-            for token in self.script:
-                self.produced += 1
-                yield Step(token, -1.0, ((ord("z"), -0.5),)[: settings.top_logprobs])
-            if self.failure:
-                raise RuntimeError(self.failure)
-            while True:
-                yield Step(EOS, -2.0)
-        finally:
-            self.closed = True
 
 
 @pytest.fixture(scope="module")
@@ -378,41 +355,9 @@ def test_a_failure_of_a_plain_answer_is_a_500(scripted: ScriptedModel) -> None:
 def test_a_client_that_leaves_ends_the_generation(scripted: ScriptedModel) -> None:
     scripted.script = [ord("a")] * 8000
     app = create_model_container(scripted, served_model=MODEL)
-    body = json.dumps({"prompt": "a", "stream": True, "max_tokens": 8000}).encode()
-
-    async def visit() -> None:
-        left = anyio.Event()
-        incoming: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive() -> Message:
-            if incoming:
-                return incoming.pop()
-            await left.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: Message) -> None:
-            if message.get("body"):
-                left.set()
-
-        await app(http_scope(), receive, send)
-
-    anyio.run(visit)
+    visit_and_leave(app, "/v1/completions", {"prompt": "a", "stream": True, "max_tokens": 8000})
     assert scripted.closed
     assert scripted.produced < 8000
-
-
-def http_scope() -> Scope:
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": "1.1",
-        "method": "POST",
-        "path": "/v1/completions",
-        "raw_path": b"/v1/completions",
-        "query_string": b"",
-        "root_path": "",
-        "headers": [(b"content-type", b"application/json")],
-    }
 
 
 def test_generation_is_paced_by_tokens_per_second(scripted: ScriptedModel) -> None:
@@ -420,6 +365,75 @@ def test_generation_is_paced_by_tokens_per_second(scripted: ScriptedModel) -> No
     client = TestClient(create_model_container(scripted, served_model=MODEL, tokens_per_second=100))
     response = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 5})
     assert response.elapsed.total_seconds() >= 0.05
+
+
+# What streams and errors of other versions and settings look like
+
+
+def quirky(model: ScriptedModel, script: str, quirks: StreamQuirks, failure: str | None = None) -> TestClient:
+    model.script = [ord(letter) for letter in script]
+    model.failure = failure
+    return TestClient(create_model_container(model, served_model=MODEL, quirks=quirks))
+
+
+def test_a_chunk_may_carry_several_tokens(scripted: ScriptedModel) -> None:
+    client = quirky(scripted, "abcd", StreamQuirks(tokens_per_chunk=2))
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = stream(client, logprobs=0, stream_options=options)
+    assert [chunk["choices"][0]["text"] for chunk in chunks[:-1]] == ["ab", "cd", ""]
+    assert [chunk["choices"][0]["logprobs"]["tokens"] for chunk in chunks[:-1]] == [
+        ["a", "b"],
+        ["c", "d"],
+        ["<|endoftext|>"],
+    ]
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [2, 4, 5, 5]
+
+
+def test_chunks_of_several_tokens_belong_to_one_choice_each(scripted: ScriptedModel) -> None:
+    client = quirky(scripted, "abcd", StreamQuirks(tokens_per_chunk=3))
+    chunks = stream(client, n=2, max_tokens=4)
+    assert [(item["index"], item["text"]) for chunk in chunks for item in chunk["choices"]] == [
+        (0, "abc"),
+        (1, "abc"),
+        (0, "d"),
+        (1, "d"),
+    ]
+
+
+def test_a_chunk_may_carry_no_token(scripted: ScriptedModel) -> None:
+    client = quirky(scripted, "ab", StreamQuirks(empty_chunk_every=1))
+    chunks = [chunk["choices"][0] for chunk in stream(client, logprobs=0)]
+    assert [chunk["text"] for chunk in chunks] == ["a", "", "b", "", ""]
+    assert chunks[1]["logprobs"] == {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+    assert [chunk["finish_reason"] for chunk in chunks] == [None, None, None, None, "stop"]
+
+
+def test_keep_alive_comments_stand_between_frames(scripted: ScriptedModel) -> None:
+    client = quirky(scripted, "abc", StreamQuirks(keep_alive_every=2))
+    text = client.post("/v1/completions", json={"prompt": "a", "stream": True}).text
+    frames = text.split("\n\n")
+    assert [frame[:6] for frame in frames] == ["data: ", "data: ", ": keep", "data: ", "data: ", ": keep", "data: ", ""]
+    assert frames[2] == ": keep-alive"
+
+
+def test_the_errors_of_older_versions_are_flat(scripted: ScriptedModel) -> None:
+    client = TestClient(create_model_container(scripted, served_model=MODEL, flat_errors=True))
+    response = client.post("/v1/completions", json={"prompt": "a", "temperature": 3})
+    message = "temperature must be in [0, 2], got 3.0. (parameter=temperature, value=3.0)"
+    assert response.status_code == 400
+    assert response.json() == {
+        "object": "error",
+        "message": message,
+        "type": "BadRequestError",
+        "param": "temperature",
+        "code": 400,
+    }
+
+
+def test_tokens_may_be_shown_by_their_ids(scripted: ScriptedModel) -> None:
+    logprobs = choice(serve(scripted, "a"), logprobs=1, return_tokens_as_token_ids=True, max_tokens=1)["logprobs"]
+    assert logprobs["tokens"] == ["token_id:97"]
+    assert logprobs["top_logprobs"] == [{"token_id:97": -1.0, "token_id:122": -0.5}]
 
 
 # Logprobs and echo
@@ -522,6 +536,12 @@ def test_streamed_logprobs_join_to_the_plain_ones(client: TestClient) -> None:
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs is not currently supported"),
         ({"response_format": {"type": "json_object"}}, "response_format is not currently supported"),
         ({"use_beam_search": True}, "use_beam_search is not currently supported"),
+        ({"cache_salt": ""}, "Parameter 'cache_salt' must be a non-empty string"),
+        ({"cache_salt": "a" * 1025}, "Parameter 'cache_salt' must have at most 1024 characters"),
+        ({"cache_salt": "a@b"}, "Parameter 'cache_salt' must have"),
+        ({"cache_salt": "a/b"}, "Parameter 'cache_salt' must have"),
+        ({"cache_salt": "a\\b"}, "Parameter 'cache_salt' must have"),
+        ({"cache_salt": "a\0b"}, "Parameter 'cache_salt' must have"),
         ({"prompt": ""}, "Either prompt or prompt_embeds must be provided and non-empty."),
         ({"prompt": None}, "Either prompt or prompt_embeds must be provided and non-empty."),
         ({"prompt": []}, "The decoder prompt cannot be empty"),
@@ -538,6 +558,11 @@ def test_a_broken_rule_is_a_bad_request_on_both_routes(client: TestClient, body:
         error = refusal(client, path, **body)
         assert error["type"] == "BadRequestError"
         assert message in error["message"]
+
+
+@pytest.mark.parametrize("salt", ["a", "a" * 1024, "tenant-1:\u00e9"])
+def test_a_cache_salt_changes_nothing(client: TestClient, salt: str) -> None:
+    assert choice(client, cache_salt=salt, temperature=0) == choice(client, temperature=0)
 
 
 def test_values_that_turn_a_feature_off_are_accepted(client: TestClient) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from completions.backends.codec import EncodeOptions
 from completions.backends.payload_stream import records
 from completions.backends.vllm import ROUTE_ATTRIBUTE, VllmCodec
-from completions.domain.catalog import Capability, ModelRoute, Parameter
+from completions.domain.catalog import Capability, ModelLimits, ModelRoute, Parameter
 from completions.domain.completion import (
     ChoiceDelta,
     CompletionChunk,
@@ -38,10 +39,11 @@ from fakes import request, route
 
 Json = dict[str, Any]
 CODEC = VllmCodec()
+OPTIONS = EncodeOptions()
 
 
 def encoded(canonical: CompletionRequest, target: ModelRoute | None = None) -> Json:
-    body: Json = json.loads(CODEC.encode(canonical, target or route()).body)
+    body: Json = json.loads(CODEC.encode(canonical, target or route(), OPTIONS).body)
     return body
 
 
@@ -87,7 +89,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def test_a_plain_request_is_encoded_byte_for_byte() -> None:
-    assert CODEC.encode(request(), route()).body == (
+    assert CODEC.encode(request(), route(), OPTIONS).body == (
         b'{"prompt":"def f(","max_tokens":16,"n":1,"echo":false,"skip_special_tokens":true,'
         b'"spaces_between_special_tokens":true,"add_special_tokens":true,"include_stop_str_in_output":false,'
         b'"temperature":1.0,"top_p":1.0,"top_k":-1,"min_p":0.0,"presence_penalty":0.0,"frequency_penalty":0.0,'
@@ -126,7 +128,7 @@ def test_a_full_request_is_encoded_byte_for_byte() -> None:
         add_special_tokens=False,
         end_user="someone@example.com",
     )
-    assert CODEC.encode(canonical, route(served_model="adapter-1")).body.decode() == (
+    assert CODEC.encode(canonical, route(served_model="adapter-1"), OPTIONS).body.decode() == (
         '{"prompt":["é","b"],"model":"adapter-1","max_tokens":64,"n":2,"echo":true,"skip_special_tokens":false,'
         '"spaces_between_special_tokens":false,"add_special_tokens":false,"include_stop_str_in_output":true,'
         '"temperature":0.5,"top_p":0.25,"top_k":40,"min_p":0.125,"presence_penalty":-1.5,"frequency_penalty":1.5,'
@@ -137,13 +139,54 @@ def test_a_full_request_is_encoded_byte_for_byte() -> None:
 
 
 def test_the_call_asks_for_the_real_completions_route_in_json() -> None:
-    invocation = CODEC.encode(request(), route())
+    invocation = CODEC.encode(request(), route(), OPTIONS)
     assert (invocation.content_type, invocation.custom_attributes) == ("application/json", "route=/v1/completions")
     assert invocation.custom_attributes == ROUTE_ATTRIBUTE
 
 
-def test_a_routes_own_attributes_replace_the_usual_ones() -> None:
-    assert CODEC.encode(request(), route(custom_attributes="tenant=a")).custom_attributes == "tenant=a"
+@pytest.mark.parametrize(
+    ("own", "sent"),
+    [
+        ("accept_eula=true", "accept_eula=true,route=/v1/completions"),
+        ("accept_eula=true,route=/v1/other", "accept_eula=true,route=/v1/other"),
+    ],
+)
+def test_a_routes_own_attributes_come_with_the_usual_one_unless_they_route(own: str, sent: str) -> None:
+    assert CODEC.encode(request(), route(custom_attributes=own), OPTIONS).custom_attributes == sent
+
+
+def test_the_plain_invocations_path_needs_no_attributes() -> None:
+    plain = VllmCodec(routed=False)
+    assert plain.encode(request(), route(), OPTIONS).custom_attributes is None
+    assert plain.encode(request(), route(custom_attributes="a=b"), OPTIONS).custom_attributes == "a=b"
+    assert [fault.field for fault in plain.route_faults(route(adapter="sql"))] == ["adapter"]
+    assert not CODEC.route_faults(route(adapter="sql"))
+
+
+def test_an_adapter_is_the_model_the_body_names() -> None:
+    assert encoded(request(), route(adapter="sql", served_model="base"))["model"] == "sql"
+
+
+def test_a_tenants_prompts_are_kept_apart_in_the_prefix_cache() -> None:
+    salted = CODEC.encode(request(), route(), EncodeOptions(cache_salt="a1b2"))
+    assert json.loads(salted.body)["cache_salt"] == "a1b2"
+    assert "cache_salt" not in encoded(request())
+
+
+def test_an_asynchronous_endpoint_is_asked_for_a_document() -> None:
+    body = json.loads(CODEC.encode(request(), route(), EncodeOptions(streamed=False)).body)
+    assert not {"stream", "stream_options"} & set(body)
+
+
+@pytest.mark.parametrize("capability", [Capability.HONOURED, Capability.EMULATED])
+def test_a_route_cannot_promise_what_vllm_has_no_word_for(capability: Capability) -> None:
+    (fault,) = CODEC.route_faults(route(capabilities={Parameter.BEAM: capability}))
+    assert (fault.field, "beam" in fault.message) == ("capabilities", True)
+
+
+def test_a_route_may_take_a_parameter_away_and_lower_a_limit() -> None:
+    abilities = CODEC.abilities(route(capabilities={Parameter.SEED: Capability.REFUSED}, limits=ModelLimits(stops=2)))
+    assert (abilities.capabilities[Parameter.SEED], abilities.max_stops) == (Capability.REFUSED, 2)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -154,7 +197,7 @@ def test_the_container_always_streams_with_running_usage(stream: bool) -> None:
 
 
 def test_the_callers_identity_stays_here() -> None:
-    assert b"someone" not in CODEC.encode(request(end_user="someone"), route()).body
+    assert b"someone" not in CODEC.encode(request(end_user="someone"), route(), OPTIONS).body
 
 
 @pytest.mark.parametrize(
@@ -171,7 +214,9 @@ def test_each_form_of_prompt_keeps_its_form(prompts: tuple[Any, ...], expected: 
 
 
 def test_the_prompt_stands_first_for_prefix_aware_routing() -> None:
-    assert CODEC.encode(request(prompts=("once",)), route(served_model="m")).body.startswith(b'{"prompt":"once"')
+    assert CODEC.encode(request(prompts=("once",)), route(served_model="m"), OPTIONS).body.startswith(
+        b'{"prompt":"once"'
+    )
 
 
 def test_an_empty_prompt_becomes_the_models_document_start() -> None:
@@ -243,10 +288,35 @@ def test_a_default_is_sent_so_that_the_models_own_cannot_replace_it(name: str) -
 
 # parameter -> a request that uses it, and where its value must stand in the body
 SENTINELS: Mapping[Parameter, tuple[CompletionRequest, str, object]] = {
-    Parameter.CONSTRAINT: (
+    Parameter.JSON_OBJECT: (
+        request(constraint=Constraint(ConstraintKind.JSON_OBJECT)),
+        "structured_outputs",
+        {"json_object": True},
+    ),
+    Parameter.JSON_SCHEMA: (
+        request(constraint=Constraint(ConstraintKind.JSON_SCHEMA, '{"type":"null"}')),
+        "structured_outputs",
+        {"json": {"type": "null"}},
+    ),
+    Parameter.REGEX: (
         request(constraint=Constraint(ConstraintKind.REGEX, "a+")),
         "structured_outputs",
         {"regex": "a+"},
+    ),
+    Parameter.CHOICE: (
+        request(constraint=Constraint(ConstraintKind.CHOICE, choices=("q1", "q2"))),
+        "structured_outputs",
+        {"choice": ["q1", "q2"]},
+    ),
+    Parameter.GRAMMAR: (
+        request(constraint=Constraint(ConstraintKind.GRAMMAR, "root ::= q")),
+        "structured_outputs",
+        {"grammar": "root ::= q"},
+    ),
+    Parameter.WHITESPACE_PATTERN: (
+        request(constraint=Constraint(ConstraintKind.REGEX, "a+", whitespace_pattern="[q]?")),
+        "structured_outputs",
+        {"regex": "a+", "whitespace_pattern": "[q]?"},
     ),
     Parameter.TOKEN_PROMPT: (request(prompts=((31337, 4),)), "prompt", [31337, 4]),
     Parameter.PROMPT_BATCH: (request(prompts=("x1", "x2")), "prompt", ["x1", "x2"]),
@@ -279,7 +349,7 @@ SENTINELS: Mapping[Parameter, tuple[CompletionRequest, str, object]] = {
 
 @pytest.mark.parametrize("parameter", Parameter)
 def test_each_parameter_is_forwarded_or_said_not_to_be(parameter: Parameter) -> None:
-    capability = CODEC.capabilities(route())[parameter]
+    capability = CODEC.abilities(route()).capabilities[parameter]
     assert (capability is Capability.HONOURED) == (parameter in SENTINELS)
 
 
@@ -292,7 +362,7 @@ def test_an_honoured_parameter_stands_in_the_body(parameter: Parameter) -> None:
 
 @pytest.mark.parametrize("parameter", [Parameter.SUFFIX, Parameter.BEST_OF])
 def test_what_vllm_dropped_is_emulated(parameter: Parameter) -> None:
-    assert CODEC.capabilities(route())[parameter] is Capability.EMULATED
+    assert CODEC.abilities(route()).capabilities[parameter] is Capability.EMULATED
 
 
 # The answer
@@ -470,7 +540,7 @@ def test_a_refusal_keeps_its_message_and_field_in_both_shapes(shape: Any) -> Non
         (429, BackendUnavailableError),
         (503, BackendUnavailableError),
         (401, BackendError),
-        (404, BackendError),
+        (404, BackendUnavailableError),
         (500, BackendError),
         (501, BackendError),
         (502, BackendError),

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from completions.backends.circuit import EndpointCircuits
 from completions.backends.sagemaker import SageMakerBackend
 from completions.backends.vllm import VllmCodec
 from completions.bootstrap import build_sagemaker_client
@@ -32,6 +33,7 @@ from completions.domain.errors import (
     ServiceError,
     TruncatedStreamError,
 )
+from completions.domain.ports import UpstreamCall
 from completions.settings import Settings
 from completions_cli.local import event_stream
 from completions_cli.local.faults import Fault, Refusal
@@ -113,7 +115,10 @@ def connected(url: str, monkeypatch: pytest.MonkeyPatch, read_timeout: float = 1
     monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME", url)
     settings = Settings(registry_table="keys", usage_table="usage", upstream_read_timeout=read_timeout)
     with closing(build_sagemaker_client(settings)) as client:
-        yield SageMakerBackend(client, {"vllm": VllmCodec()}, read_timeout=60)
+        yield SageMakerBackend(client, {"vllm": VllmCodec()}, EndpointCircuits(1_000_000, 30), read_timeout)
+
+
+CALL = UpstreamCall("request-1", "team:search")
 
 
 def failure(backend: SageMakerBackend) -> CompletionError:
@@ -125,7 +130,7 @@ def failure(backend: SageMakerBackend) -> CompletionError:
 
 def read(backend: SageMakerBackend, chunks: list[CompletionChunk] | None = None) -> str:
     chunks = [] if chunks is None else chunks
-    with backend.stream(request(), route(), "request-1") as stream:
+    with backend.stream(request(), route(), CALL) as stream:
         for chunk in stream:
             chunks.append(chunk)
     return "".join(choice.text for chunk in chunks for choice in chunk.choices)
@@ -169,11 +174,13 @@ def test_a_refused_call_is_its_canonical_error_after_one_attempt(
     assert runtime.call_count[ENDPOINT] == 1
 
 
-def test_a_model_scaled_to_zero_asks_for_minutes(backend: SageMakerBackend, runtime: SageMakerRuntime) -> None:
+def test_a_model_scaled_to_zero_says_how_long_it_takes_to_start(
+    backend: SageMakerBackend, runtime: SageMakerRuntime
+) -> None:
     runtime.faults.replace(ENDPOINT, [Fault(refusal=Refusal(kind="no_capacity"))])
     retry_after = failure(backend).retry_after
     assert retry_after is not None
-    assert 60 <= retry_after <= 120  # the official SDK never waits longer
+    assert retry_after == route().start_seconds
 
 
 @pytest.mark.parametrize("status", [400, 422])
@@ -205,7 +212,7 @@ def test_a_refusal_cut_off_at_two_kilobytes_is_still_the_callers(
 
 def test_an_unknown_endpoint_is_unavailable_and_not_named(backend: SageMakerBackend) -> None:
     with pytest.raises(BackendUnavailableError) as caught:
-        backend.stream(request(), route(endpoint_name="no-such-endpoint"), "request-1")
+        backend.stream(request(), route(endpoint_name="no-such-endpoint"), CALL)
     assert "no-such-endpoint" not in caught.value.message
 
 
@@ -332,7 +339,7 @@ def test_a_stream_without_its_terminal_record_is_truncated(
 
 def test_a_body_above_sagemakers_limit_is_never_sent(backend: SageMakerBackend, runtime: SageMakerRuntime) -> None:
     with pytest.raises(RequestTooLargeError):
-        backend.stream(request(prompts=("x" * 6_291_457,)), route(), "request-1")
+        backend.stream(request(prompts=("x" * 6_291_457,)), route(), CALL)
     assert runtime.call_count[ENDPOINT] == 0
 
 
@@ -345,14 +352,14 @@ def test_a_body_the_platform_finds_too_large_is_the_callers_fault(monkeypatch: p
 
 def test_a_family_without_a_codec_is_unavailable(backend: SageMakerBackend) -> None:
     with pytest.raises(BackendUnavailableError):
-        backend.stream(request(), route(family="unheard-of"), "request-1")
+        backend.stream(request(), route(family="unheard-of"), CALL)
 
 
 def test_the_call_carries_the_routes_names_and_the_request_id(
     backend: SageMakerBackend, runtime: SageMakerRuntime
 ) -> None:
     target = route(target_variant="Green", inference_component="adapter-1", custom_attributes="route=/v1/x")
-    backend.stream(request(), target, "request-1").close()
+    backend.stream(request(), target, CALL).close()
     headers = runtime.recent_calls[-1].headers
     assert headers["x-amzn-sagemaker-target-variant"] == "Green"
     assert headers["x-amzn-sagemaker-inference-component"] == "adapter-1"
@@ -361,5 +368,5 @@ def test_the_call_carries_the_routes_names_and_the_request_id(
 
 
 def test_the_stream_names_the_variant_that_answers(backend: SageMakerBackend) -> None:
-    with backend.stream(request(), route(), "request-1") as stream:
+    with backend.stream(request(), route(), CALL) as stream:
         assert stream.variant == "AllTraffic"

@@ -504,4 +504,4 @@ def test_a_suffix_reaches_the_backend_folded_into_the_prompt() -> None:
 def test_the_backend_is_told_the_request_id() -> None:
     bench = Bench(ScriptedBackend(ANSWER))
     bench.complete(request_id="request-9")
-    assert bench.backend.calls[0].request_id == "request-9"
+    assert bench.backend.calls[0].call.inference_id == "request-9"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from completions.domain.catalog import Capability, Parameter
+from completions.domain.catalog import Abilities, Capability, ModelLimits, Parameter
 from completions.domain.completion import (
     BeamSearch,
     CompletionRequest,
@@ -19,7 +19,7 @@ from completions.domain.errors import ContextLengthError, InvalidRequestError, U
 from completions.service.parameters import check_parameters, used_parameters
 from fakes import request, route
 
-ALL_REFUSED = dict.fromkeys(Parameter, Capability.REFUSED)
+ALL_REFUSED = Abilities(dict.fromkeys(Parameter, Capability.REFUSED))
 USES: Mapping[Parameter, CompletionRequest] = {
     Parameter.TOKEN_PROMPT: request(prompts=((1, 2),)),
     Parameter.PROMPT_BATCH: request(prompts=("a", "b")),
@@ -45,12 +45,17 @@ USES: Mapping[Parameter, CompletionRequest] = {
     Parameter.SKIP_SPECIAL_TOKENS: request(skip_special_tokens=False),
     Parameter.SPACES_BETWEEN_SPECIAL_TOKENS: request(spaces_between_special_tokens=False),
     Parameter.ADD_SPECIAL_TOKENS: request(add_special_tokens=False),
-    Parameter.CONSTRAINT: request(constraint=Constraint(ConstraintKind.REGEX, "a+")),
+    Parameter.JSON_OBJECT: request(constraint=Constraint(ConstraintKind.JSON_OBJECT)),
+    Parameter.JSON_SCHEMA: request(constraint=Constraint(ConstraintKind.JSON_SCHEMA, "{}")),
+    Parameter.REGEX: request(constraint=Constraint(ConstraintKind.REGEX, "a+")),
+    Parameter.CHOICE: request(constraint=Constraint(ConstraintKind.CHOICE, choices=("a", "b"))),
+    Parameter.GRAMMAR: request(constraint=Constraint(ConstraintKind.GRAMMAR, "root ::= x")),
+    Parameter.WHITESPACE_PATTERN: request(constraint=Constraint(ConstraintKind.REGEX, "a+", whitespace_pattern="[ ]?")),
     Parameter.BEAM: request(beam=BeamSearch()),
 }
 
 
-HONOURED = dict.fromkeys(Parameter, Capability.HONOURED)
+HONOURED = Abilities(dict.fromkeys(Parameter, Capability.HONOURED))
 
 
 def test_a_plain_request_uses_none() -> None:
@@ -66,13 +71,15 @@ def test_a_value_that_changes_nothing_is_no_use(canonical: CompletionRequest) ->
 
 @pytest.mark.parametrize("parameter", Parameter)
 def test_each_parameter_alone_is_noticed(parameter: Parameter) -> None:
-    assert used_parameters(USES[parameter]) == {parameter}
+    also = {Parameter.REGEX} if parameter is Parameter.WHITESPACE_PATTERN else set()
+    assert used_parameters(USES[parameter]) == {parameter} | also
 
 
 @pytest.mark.parametrize("parameter", Parameter)
 def test_a_refused_parameter_is_named(parameter: Parameter) -> None:
+    alone = Abilities({**HONOURED.capabilities, parameter: Capability.REFUSED})
     with pytest.raises(UnsupportedParameterError) as caught:
-        check_parameters(USES[parameter], route(), ALL_REFUSED)
+        check_parameters(USES[parameter], route(), alone)
     assert (caught.value.param, caught.value.code) == (parameter.value, "unsupported_parameter")
     assert parameter.value in caught.value.message
 
@@ -80,7 +87,7 @@ def test_a_refused_parameter_is_named(parameter: Parameter) -> None:
 @pytest.mark.parametrize("capability", [Capability.HONOURED, Capability.EMULATED])
 def test_a_parameter_that_can_be_carried_passes(capability: Capability) -> None:
     for canonical in USES.values():
-        check_parameters(canonical, route(), dict.fromkeys(Parameter, capability))
+        check_parameters(canonical, route(), Abilities(dict.fromkeys(Parameter, capability)))
 
 
 def test_parameters_that_are_not_used_may_be_refused() -> None:
@@ -93,6 +100,59 @@ def test_a_refusal_names_what_the_caller_wrote() -> None:
         check_parameters(canonical, route(), ALL_REFUSED)
     assert caught.value.param == "topK"
     assert "topK" in caught.value.message
+
+
+def test_candidates_cannot_be_ranked_without_their_logprobs() -> None:
+    blind = Abilities({**HONOURED.capabilities, Parameter.LOGPROBS: Capability.REFUSED})
+    with pytest.raises(UnsupportedParameterError) as caught:
+        check_parameters(request(best_of=2), route(), blind)
+    assert caught.value.param == "best_of"
+
+
+def test_a_refused_constraint_is_named_by_the_field_that_asked_for_it() -> None:
+    canonical = request(constraint=Constraint(ConstraintKind.REGEX, "a+"), param_names={"constraint": "guided_regex"})
+    with pytest.raises(UnsupportedParameterError) as caught:
+        check_parameters(canonical, route(), ALL_REFUSED)
+    assert caught.value.param == "guided_regex"
+
+
+@pytest.mark.parametrize(("asked", "allowed"), [(5, True), (6, False)])
+def test_more_alternatives_than_the_container_names_are_refused(asked: int, allowed: bool) -> None:
+    abilities = Abilities(HONOURED.capabilities, max_logprobs=5)
+    if allowed:
+        check_parameters(request(logprobs=asked), route(), abilities)
+    else:
+        with pytest.raises(InvalidRequestError, match="at most 5") as caught:
+            check_parameters(request(logprobs=asked), route(), abilities)
+        assert caught.value.param == "logprobs"
+
+
+@pytest.mark.parametrize(("asked", "allowed"), [(64, True), (65, False)])
+def test_a_models_own_limit_on_new_tokens_holds(asked: int, allowed: bool) -> None:
+    target = route(limits=ModelLimits(output_tokens=64))
+    if allowed:
+        check_parameters(request(max_tokens=asked), target, HONOURED)
+    else:
+        with pytest.raises(InvalidRequestError, match="at most 64 tokens") as caught:
+            check_parameters(request(max_tokens=asked), target, HONOURED)
+        assert caught.value.param == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    "canonical",
+    [
+        request(echo=True, logprobs=0),
+        request(echo=True, max_tokens=0),
+        request(echo=True, prompts=((1, 2),)),
+    ],
+    ids=["with-logprobs", "alone", "of-tokens"],
+)
+def test_an_echo_of_ours_knows_the_prompts_text_alone(canonical: CompletionRequest) -> None:
+    emulated = Abilities({**HONOURED.capabilities, Parameter.ECHO: Capability.EMULATED})
+    with pytest.raises(UnsupportedParameterError) as caught:
+        check_parameters(canonical, route(), emulated)
+    assert caught.value.param == "echo"
+    check_parameters(request(echo=True), route(), emulated)
 
 
 def test_an_empty_prompt_needs_a_start_of_a_document() -> None:

@@ -44,7 +44,7 @@ def test_a_buffered_request_without_a_gateway_has_lambdas_id(event: dict[str, An
 
 
 def test_a_buffered_request_ends_before_the_function_does() -> None:
-    assert buffered({}) == Arrival("lambda-1", 1000.0, 1000.0 + 10 - SETTLE_SECONDS)
+    assert buffered({}) == Arrival("lambda-1", 1000.0, 1000.0 + 10 - SETTLE_SECONDS, streamed=False)
 
 
 def test_a_buffered_request_ignores_headers_that_only_a_client_can_have_sent() -> None:
