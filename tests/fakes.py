@@ -18,9 +18,9 @@ from completions.domain.completion import (
     Logprobs,
     Usage,
 )
-from completions.domain.errors import CompletionError, DuplicateRequestError, MeteringError
+from completions.domain.errors import CompletionError, DuplicateRequestError, LimitStatus, MeteringError
 from completions.domain.metering import Principal, Reservation, UsageRecord
-from completions.domain.ports import Backend, BackendStream, Clock, Registry, UpstreamCall, UsageLedger
+from completions.domain.ports import Backend, BackendStream, Claim, Clock, Registry, UpstreamCall, UsageLedger
 
 ScriptItem: TypeAlias = CompletionChunk | BaseException | Callable[[], None]
 """What one step of a scripted answer does: give a chunk, raise, or run something on the way to the next chunk."""
@@ -70,21 +70,46 @@ class InMemoryRegistry(Registry):
 class InMemoryLedger(UsageLedger):
     """``settled`` holds one entry for each call, so that a second settlement shows."""
 
-    def __init__(self, *, fail_reserve: bool = False, fail_settle: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        fail_reserve: bool = False,
+        fail_confirm: CompletionError | None = None,
+        fail_settle: bool = False,
+    ) -> None:
         self.reserved: list[Reservation] = []
         self.settled: list[UsageRecord] = []
         self._fail_reserve = fail_reserve
+        self._fail_confirm = fail_confirm
         self._fail_settle = fail_settle
 
-    def reserve(self, reservation: Reservation) -> None:
+    def reserve(self, reservation: Reservation) -> Claim:
         if self._fail_reserve:
             raise MeteringError("The request could not be metered, so it was not served.")
         if any(known.record_id == reservation.record_id for known in self.reserved):
             raise DuplicateRequestError("This request was already served.")
         self.reserved.append(reservation)
+        return InMemoryClaim(self.settled, fail_confirm=self._fail_confirm, fail_settle=self._fail_settle)
+
+
+class InMemoryClaim(Claim):
+    """Adds what it is settled with to ``settled``."""
+
+    limits: Sequence[LimitStatus] = ()
+
+    def __init__(
+        self, settled: list[UsageRecord], *, fail_confirm: CompletionError | None = None, fail_settle: bool = False
+    ) -> None:
+        self._settled = settled
+        self._fail_confirm = fail_confirm
+        self._fail_settle = fail_settle
+
+    def confirm(self) -> None:
+        if self._fail_confirm is not None:
+            raise self._fail_confirm
 
     def settle(self, record: UsageRecord) -> None:
-        self.settled.append(record)
+        self._settled.append(record)
         if self._fail_settle:
             raise MeteringError("The usage could not be written.")
 

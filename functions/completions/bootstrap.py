@@ -25,7 +25,7 @@ from completions.dialects.scale_v1 import ScaleV1Dialect
 from completions.dialects.sourcegraph import SourcegraphDialect
 from completions.dialects.sourcegraph_site import site_resources
 from completions.domain.ports import Backend, Clock, Registry, UsageLedger
-from completions.metering.dynamodb import DynamoUsageLedger
+from completions.metering.dynamodb import DynamoUsageLedger, FailOpen
 from completions.registry.dynamodb import DynamoRegistry
 from completions.service.complete import CompletionService
 from completions.service.dispatch import RetryPolicy
@@ -86,7 +86,13 @@ def build_parts(settings: Settings | None = None) -> Parts:
             settings.upstream_read_timeout,
             AsynchronousEndpoints(sagemaker, build_s3_client, circuits, clock, inputs),
         ),
-        ledger=DynamoUsageLedger(dynamodb, settings.usage_table, settings.usage_retention_days),
+        ledger=DynamoUsageLedger(
+            dynamodb,
+            settings.usage_table,
+            settings.usage_retention_days,
+            clock,
+            FailOpen(settings.metering_fail_open),
+        ),
         clock=clock,
         retries=RetryPolicy(settings.upstream_attempts, start_poll_seconds=settings.start_poll_seconds),
         openai_extra_fields=settings.openai_extra_fields,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -41,6 +42,9 @@ class Settings(BaseModel):
     async_input_s3_uri: str | None = Field(default=None, pattern=r"^s3://[a-z0-9.-]{3,63}(/.*)?$", max_length=900)
     """Where bodies above 128,000 bytes are put for asynchronous endpoints. They hold prompts: the bucket needs a
     lifecycle rule, and the function ``s3:PutObject`` on it. Without it such requests are refused."""
+
+    metering_fail_open: Literal["nobody", "unlimited", "everybody"] = "unlimited"
+    """Whose requests are served while the usage table cannot be written: their records go to the log instead."""
 
     @field_validator("openai_extra_fields", mode="before")
     @classmethod

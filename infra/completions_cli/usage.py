@@ -35,7 +35,7 @@ def usage(
     from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - --help should not pay for boto3
 
     from completions.bootstrap import build_dynamodb_client  # noqa: PLC0415
-    from completions.metering.dynamodb import day_records, open_claims  # noqa: PLC0415
+    from completions.metering.records import day_records, open_claims  # noqa: PLC0415
 
     today = datetime.now(UTC).date()
     try:

@@ -16,8 +16,10 @@ from botocore.config import Config
 from completions.domain.catalog import Capability, ModelLimits, ModelPrice, ModelRoute, Parameter
 from completions.domain.completion import Usage
 from completions.domain.errors import BackendUnavailableError, DuplicateRequestError, MeteringError
+from completions.domain.limits import KeyLimits
 from completions.domain.metering import Outcome, Principal, Reservation, Timings, UsageRecord
-from completions.metering.dynamodb import DynamoUsageLedger, day_records, open_claims
+from completions.metering.dynamodb import DynamoUsageLedger, FailOpen
+from completions.metering.records import day_records, open_claims
 from completions.registry.dynamodb import DynamoRegistry, put_key, put_model
 from completions_cli.local.tables import create_tables, moto_dynamodb
 from fakes import ManualClock
@@ -81,7 +83,7 @@ def client(project_root: Path) -> Iterator[DynamoDBClient]:
 
 @pytest.fixture
 def ledger(client: DynamoDBClient) -> DynamoUsageLedger:
-    return DynamoUsageLedger(client, "UsageTable", retention_days=400)
+    return DynamoUsageLedger(client, "UsageTable", 400, ManualClock(now=NOON))
 
 
 def numbered(name: str) -> tuple[Reservation, UsageRecord]:
@@ -162,8 +164,7 @@ def test_an_item_that_cannot_be_read_says_so_without_its_content(client: DynamoD
 
 def test_a_claim_and_its_settlement_are_one_record(client: DynamoDBClient, ledger: DynamoUsageLedger) -> None:
     reservation, record = numbered("one-record")
-    ledger.reserve(reservation)
-    ledger.settle(record)
+    ledger.reserve(reservation).settle(record)
 
     settled = LedgerReader(client, "UsageTable").settled("one-record")
     assert (settled.prompt_tokens, settled.completion_tokens, settled.cached_tokens) == (7, 11, 2)
@@ -175,9 +176,19 @@ def test_a_claim_and_its_settlement_are_one_record(client: DynamoDBClient, ledge
 
 def test_a_second_claim_of_the_same_request_is_refused(ledger: DynamoUsageLedger) -> None:
     reservation, _ = numbered("claimed-twice")
-    ledger.reserve(reservation)
+    ledger.reserve(reservation).confirm()
     with pytest.raises(DuplicateRequestError):
-        ledger.reserve(reservation)
+        ledger.reserve(reservation).confirm()
+
+
+def test_a_second_claim_settles_nothing_of_the_first_ones(client: DynamoDBClient, ledger: DynamoUsageLedger) -> None:
+    reservation, record = numbered("settled-by-its-owner")
+    first, second = ledger.reserve(reservation), ledger.reserve(reservation)
+    first.confirm()
+    second.settle(replace(record, usage=Usage(999, 999)))
+    first.settle(record)
+
+    assert LedgerReader(client, "UsageTable").settled("settled-by-its-owner").completion_tokens == 11
 
 
 def test_a_claim_repeated_by_the_sdk_after_a_lost_reply_is_its_own(client: DynamoDBClient) -> None:
@@ -190,13 +201,14 @@ def test_a_claim_repeated_by_the_sdk_after_a_lost_reply_is_its_own(client: Dynam
         return 0.0 if len(sent) == 1 else None
 
     reservation, record = numbered("lost-reply")
-    ledger = DynamoUsageLedger(client, "UsageTable", 400)
+    ledger = DynamoUsageLedger(client, "UsageTable", 400, ManualClock(now=NOON))
     client.meta.events.register_first("needs-retry.dynamodb.PutItem", lose_first_reply, unique_id="lost")
     try:
-        ledger.reserve(reservation)
+        claim = ledger.reserve(reservation)
+        claim.confirm()
     finally:
         client.meta.events.unregister("needs-retry.dynamodb.PutItem", unique_id="lost")
-    ledger.settle(record)
+    claim.settle(record)
 
     assert len(sent) == 2
     assert LedgerReader(client, "UsageTable").settled("lost-reply").completion_tokens == 11
@@ -204,17 +216,20 @@ def test_a_claim_repeated_by_the_sdk_after_a_lost_reply_is_its_own(client: Dynam
 
 def test_settling_twice_changes_nothing(client: DynamoDBClient, ledger: DynamoUsageLedger) -> None:
     reservation, record = numbered("settled-twice")
-    ledger.reserve(reservation)
-    ledger.settle(record)
-    ledger.settle(replace(record, usage=Usage(999, 999)))
+    claim = ledger.reserve(reservation)
+    claim.settle(record)
+    claim.settle(replace(record, usage=Usage(999, 999)))
 
     assert LedgerReader(client, "UsageTable").settled("settled-twice").completion_tokens == 11
 
 
-def test_settling_what_was_never_claimed_is_an_error(ledger: DynamoUsageLedger) -> None:
-    _, record = numbered("never-claimed")
+def test_settling_a_claim_that_is_gone_is_an_error(client: DynamoDBClient, ledger: DynamoUsageLedger) -> None:
+    reservation, record = numbered("claim-gone")
+    claim = ledger.reserve(reservation)
+    claim.confirm()
+    client.delete_item(TableName="UsageTable", Key={"pk": {"S": "REQ#claim-gone"}, "sk": {"S": "RECORD"}})
     with pytest.raises(MeteringError):
-        ledger.settle(record)
+        claim.settle(record)
 
 
 def test_a_day_lists_its_settled_records_alone(client: DynamoDBClient, ledger: DynamoUsageLedger) -> None:
@@ -222,19 +237,51 @@ def test_a_day_lists_its_settled_records_alone(client: DynamoDBClient, ledger: D
     for number in range(40):
         reservation, record = numbered(f"day-{number}")
         reservation = replace(reservation, created_at=day)
-        ledger.reserve(reservation)
+        claim = ledger.reserve(reservation)
+        claim.confirm()
         if number % 2:
-            ledger.settle(replace(record, reservation=reservation))
+            claim.settle(replace(record, reservation=reservation))
 
     listed = list(day_records(client, "UsageTable", day.date()))
     assert sorted(record.request_id for record in listed) == sorted(f"day-{number}" for number in range(1, 40, 2))
     assert open_claims(client, "UsageTable", day.date()) == 20
 
 
-def test_a_table_that_cannot_be_reached_is_an_error_of_its_own() -> None:
+@pytest.fixture
+def nowhere() -> Iterator[DynamoDBClient]:
     settings = Config(retries={"total_max_attempts": 1}, connect_timeout=0.2)
-    with closing(boto3.client("dynamodb", endpoint_url="http://127.0.0.1:9", config=settings)) as nowhere:
+    with closing(boto3.client("dynamodb", endpoint_url="http://127.0.0.1:9", config=settings)) as client:
+        yield client
+
+
+def test_a_registry_that_cannot_be_reached_is_an_error_of_its_own(nowhere: DynamoDBClient) -> None:
+    with pytest.raises(BackendUnavailableError):
+        DynamoRegistry(nowhere, "RegistryTable", ManualClock(), 30).principal("d1")
+
+
+LIMITED = replace(RESERVATION, principal=replace(PRINCIPAL, limits=KeyLimits(parallel_requests=1)))
+
+
+@pytest.mark.parametrize(
+    ("fail_open", "reservation", "served"),
+    [
+        (FailOpen.NOBODY, RESERVATION, False),
+        (FailOpen.NOBODY, LIMITED, False),
+        (FailOpen.UNLIMITED, RESERVATION, True),
+        (FailOpen.UNLIMITED, LIMITED, False),
+        (FailOpen.EVERYBODY, RESERVATION, True),
+        (FailOpen.EVERYBODY, LIMITED, True),
+    ],
+)
+def test_who_is_served_while_the_usage_table_cannot_be_reached(
+    nowhere: DynamoDBClient, fail_open: FailOpen, reservation: Reservation, served: bool
+) -> None:
+    ledger = DynamoUsageLedger(nowhere, "UsageTable", 400, ManualClock(), fail_open)
+    if served:
+        claim = ledger.reserve(reservation)
+        claim.confirm()
+        with pytest.raises(MeteringError):  # whoever settles must know that the record is not written
+            claim.settle(RECORD)
+    else:
         with pytest.raises(MeteringError):
-            DynamoUsageLedger(nowhere, "UsageTable", 400).reserve(RESERVATION)
-        with pytest.raises(BackendUnavailableError):
-            DynamoRegistry(nowhere, "RegistryTable", ManualClock(), 30).principal("d1")
+            ledger.reserve(reservation).confirm()

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from completions.domain.catalog import ModelRoute
 from completions.domain.completion import Completion, CompletionChunk, CompletionRequest
-from completions.domain.errors import CompletionError
+from completions.domain.errors import CompletionError, LimitStatus
 from completions.domain.metering import Principal
 
 
@@ -36,12 +36,14 @@ class WireReply:
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """The facts every form of an answer repeats. ``created`` is Unix seconds, ``elapsed_ms`` the time until now."""
+    """The facts every form of an answer repeats. ``created`` is Unix seconds, ``elapsed_ms`` the time until now,
+    ``limits`` what the key has left."""
 
     request_id: str
     created: int
     model: str
     elapsed_ms: int
+    limits: tuple[LimitStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,6 +155,8 @@ class _OpenAIStreamEncoder(StreamEncoder):
 
 
 def _limit_headers(status: LimitStatus) -> dict[str, str]:
+    if status.kind == "nano-dollars":  # OpenAI has no such headers
+        return {}
     return {
         f"x-ratelimit-limit-{status.kind}": str(status.limit),
         f"x-ratelimit-remaining-{status.kind}": str(status.remaining),
@@ -230,9 +232,13 @@ def _error_object(error: CompletionError) -> tuple[int, dict[str, str | None]]:
 
 
 def _answer_headers(head: AnswerHead) -> dict[str, str]:
+    limits: dict[str, str] = {}
+    for status in reversed(head.limits):  # of two that count the same, the shorter one is told
+        limits |= _limit_headers(status)
     return {
         "openai-version": "2020-10-01",
         "openai-processing-ms": str(head.elapsed_ms),
+        **limits,
     }
 
 

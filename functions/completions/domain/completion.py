@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
+from completions.domain.errors import LimitStatus
+
 TokenIds: TypeAlias = tuple[int, ...]
 Prompt: TypeAlias = str | TokenIds
 
@@ -174,8 +176,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer; ``model`` is the id the registry resolved the request to."""
+    """A whole answer; ``model`` is the id of the model that gave it, ``limits`` what the key has left."""
 
     model: str
     choices: tuple[Choice, ...]
     usage: Usage
+    limits: tuple[LimitStatus, ...] = ()

@@ -108,12 +108,16 @@ class ModelNotFoundError(CompletionError):
 
 @dataclass(frozen=True, slots=True)
 class LimitStatus:
-    """One limit as a client may see it. ``kind`` is what it counts; ``reset_seconds`` is when it is full again."""
+    """One limit as a client may see it. ``kind`` is what it counts; ``reset_seconds`` is when it is full again.
 
-    kind: Literal["requests", "tokens"]
+    ``name`` is the limit's own, as ``tokens_per_day``; empty for one that is not a key's.
+    """
+
+    kind: Literal["requests", "tokens", "nano-dollars"]
     limit: int
     remaining: int
     reset_seconds: float
+    name: str = ""
 
 
 class RateLimitError(CompletionError):

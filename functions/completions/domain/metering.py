@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
 from completions.domain.completion import Usage
+from completions.domain.limits import Charge, KeyLimits
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
     """The owner of a credential. ``key_id`` is the key's public identifier, never the key.
 
-    ``allowed_models`` ``None`` allows every model.
+    ``allowed_models`` ``None`` allows every model. A key is of no use once it is ``disabled`` or past ``expires_at``.
     """
 
     key_id: str
@@ -21,6 +22,9 @@ class Principal:
     team: str | None = None
     admin: bool = False
     allowed_models: frozenset[str] | None = None
+    limits: KeyLimits = field(default_factory=KeyLimits)
+    expires_at: datetime | None = None
+    disabled: bool = False
 
     @property
     def tenant(self) -> str:
@@ -41,11 +45,17 @@ class Outcome(StrEnum):
     FAILED = "failed"
     ABORTED = "aborted"
     """The caller hung up; what was generated until then is counted."""
+    LOST = "lost"
+    """The function died before it could settle; a sweeper did."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The claim that is made before the GPU is asked. ``record_id`` derives from the logical request."""
+    """The claim that is made before the GPU is asked. ``record_id`` derives from the logical request.
+
+    ``estimate`` is the most the request can come to. With ``caller_named`` the caller chose the logical request's name,
+    and ``fingerprint``, a digest, tells whether it is the same request that comes again.
+    """
 
     record_id: str
     request_id: str
@@ -55,6 +65,9 @@ class Reservation:
     endpoint_name: str
     streamed: bool
     created_at: datetime
+    estimate: Charge = field(default_factory=Charge)
+    caller_named: bool = False
+    fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +83,8 @@ class Timings:
 class UsageRecord:
     """One settled request. ``model`` and ``endpoint_name`` are those that answered, or were asked last; a fallback's
     differ from the reservation's. ``attempts`` counts the calls that were made; ``variant`` is the production variant
-    that answered, when the runtime named it."""
+    that answered, when the runtime named it. ``charge`` is by the price of the model that answered, whose version is
+    ``price_version``; ``None`` for a model without a price, which costs nothing."""
 
     reservation: Reservation
     model: str
@@ -81,3 +95,48 @@ class UsageRecord:
     attempts: int
     variant: str | None = None
     error: str | None = None
+    charge: Charge = field(default_factory=Charge)
+    price_version: str | None = None
+
+
+def plain_reservation(reservation: Reservation) -> dict[str, str | int | bool | None]:
+    """A claim's facts under the names they have in the usage table and in the log; no text, no credential."""
+    return {
+        "record_id": reservation.record_id,
+        "request_id": reservation.request_id,
+        "created_at": reservation.created_at.isoformat(),
+        "key_id": reservation.principal.key_id,
+        "owner": reservation.principal.owner,
+        "team": reservation.principal.team,
+        "dialect": reservation.dialect,
+        "requested_model": reservation.model,
+        "model": reservation.model,
+        "endpoint": reservation.endpoint_name,
+        "streamed": reservation.streamed,
+        "estimated_tokens": reservation.estimate.tokens,
+        "estimated_nanos": reservation.estimate.nanos,
+        "limited": reservation.principal.limits.any,
+        "fingerprint": reservation.fingerprint,
+    }
+
+
+def plain_record(record: UsageRecord) -> dict[str, str | int | bool | None]:
+    """A settled record's facts, the claim's among them. Counts are tokens, times milliseconds, money nano-dollars."""
+    return {
+        **plain_reservation(record.reservation),
+        "model": record.model,
+        "endpoint": record.endpoint_name,
+        "outcome": record.outcome.value,
+        "prompt_tokens": record.usage.prompt_tokens,
+        "completion_tokens": record.usage.completion_tokens,
+        "cached_tokens": record.usage.cached_tokens,
+        "estimated": record.usage.estimated,
+        "nanos": record.charge.nanos,
+        "price_version": record.price_version,
+        "queue_ms": record.timings.queue_ms,
+        "first_token_ms": record.timings.first_token_ms,
+        "total_ms": record.timings.total_ms,
+        "attempts": record.attempts,
+        "variant": record.variant,
+        "error": record.error,
+    }

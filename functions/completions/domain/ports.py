@@ -10,6 +10,7 @@ from typing import Protocol, Self
 
 from completions.domain.catalog import Abilities, ModelRoute
 from completions.domain.completion import CompletionChunk, CompletionRequest
+from completions.domain.errors import LimitStatus
 from completions.domain.metering import Principal, Reservation, UsageRecord
 
 
@@ -100,17 +101,35 @@ class Registry(Protocol):
         ...
 
 
-class UsageLedger(Protocol):
-    """Metering: claim before the GPU, settle after it, whatever happened in between."""
+class Claim(Protocol):
+    """A logical request's place in the books, from before the GPU is asked until it is settled.
 
-    def reserve(self, reservation: Reservation) -> None:
-        """Claim the logical request.
+    ``limits`` is what the key has left, this request's estimate taken off.
+    """
 
-        Raises ``DuplicateRequestError`` when the id was claimed before, ``RateLimitError`` or ``QuotaExceededError``
-        when a limit has no room, ``MeteringError`` when the table cannot be written.
+    limits: Sequence[LimitStatus]
+
+    def confirm(self) -> None:
+        """Return when the claim is written, for that may go on while the model is asked. To be called before anything
+        of an answer is given away.
+
+        Raises ``DuplicateRequestError`` when the id was claimed before, ``MeteringError`` when it cannot be written.
         """
         ...
 
     def settle(self, record: UsageRecord) -> None:
-        """Write what the request came to. Settling twice changes nothing. Raises ``MeteringError``."""
+        """Write what the request came to, and give back what it did not use. Settling twice changes nothing, nor does
+        settling a claim that was another's. Raises ``MeteringError``."""
+        ...
+
+
+class UsageLedger(Protocol):
+    """Metering: claim before the GPU, settle after it, whatever happened in between."""
+
+    def reserve(self, reservation: Reservation) -> Claim:
+        """Claim the logical request, and take its estimate off every limit of its key.
+
+        Raises ``RateLimitError`` or ``QuotaExceededError`` when a limit has no room, and what ``Claim.confirm`` raises
+        when that is known at once.
+        """
         ...

@@ -1,124 +1,185 @@
-"""The usage table: a conditional put claims a request, a conditional update settles it once."""
+"""The usage table: a claim for each logical request, a hold on its key's limits, and both settled once.
+
+The hold is one conditional update, and what the model waits for; the claim is a conditional put that only has to be
+there before any of the answer is given away. A caller who named the request may be repeating it, so then the claim
+comes first. In the end the record and the hold are settled side by side, each on its own condition; whatever a
+function that dies leaves behind is a state the sweeper can finish from.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from datetime import date
-from typing import TYPE_CHECKING, Any
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from botocore.exceptions import BotoCoreError, ClientError
-
-from completions.domain.errors import DuplicateRequestError, MeteringError
-from completions.domain.metering import Reservation, UsageRecord
-from completions.domain.ports import UsageLedger
-from completions.dynamodb_json import deserialized, serialized
-from completions.metering.items import (
-    DAY_INDEX,
-    RECORD_SORT,
-    RecordItem,
-    day_shards,
-    partition,
-    reserved_item,
-    settlement_fields,
-)
+from completions.domain.completion import Usage
+from completions.domain.errors import CompletionError, DuplicateRequestError, LimitStatus, MeteringError
+from completions.domain.metering import Outcome, Reservation, UsageRecord
+from completions.domain.ports import Claim, Clock, UsageLedger
+from completions.metering.items import settlement_fields
+from completions.metering.limit_items import Hold, Result
+from completions.metering.usage_table import UsageTable
+from completions.observability import logger
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
+
+_MOST_FORGOTTEN: Final = 8
+"""``closed`` entries one update drops; an update's expression has a size limit, too."""
+_SIDE_BY_SIDE: Final = 64
+
+
+class FailOpen(StrEnum):
+    """Whose requests are served when the usage table cannot be written; their records then go to the log."""
+
+    NOBODY = "nobody"
+    UNLIMITED = "unlimited"
+    """Keys without limits."""
+    EVERYBODY = "everybody"
 
 
 class DynamoUsageLedger(UsageLedger):
     """``retention_days`` is how long records are kept before the table's TTL removes them.
 
-    The client may retry after a lost reply: a put that meets its own claim has succeeded, and the update's condition
-    holds once.
+    The client may retry after a lost reply: a put or update that meets its own claim has succeeded, and the settling
+    updates' conditions hold once.
     """
 
-    def __init__(self, client: DynamoDBClient, table: str, retention_days: int) -> None:
-        self._client = client
-        self._table = table
-        self._retention_days = retention_days
+    def __init__(
+        self,
+        client: DynamoDBClient,
+        table: str,
+        retention_days: int,
+        clock: Clock,
+        fail_open: FailOpen = FailOpen.UNLIMITED,
+    ) -> None:
+        self._table = UsageTable(client, table, retention_days)
+        self._clock = clock
+        self._fail_open = fail_open
+        self._pool = ThreadPoolExecutor(_SIDE_BY_SIDE, thread_name_prefix="metering")
+        # ids whose record and hold are both settled, by key: the next hold of that key drops their entries
+        self._done: defaultdict[str, deque[str]] = defaultdict(deque)
 
-    def reserve(self, reservation: Reservation) -> None:
-        claim_id = str(uuid4())
+    def reserve(self, reservation: Reservation) -> Claim:
+        limited = reservation.principal.limits.any
+        claim = _DynamoClaim(self._table, reservation, self._clock, self._pool, self._done)
         try:
-            self._client.put_item(
-                TableName=self._table,
-                Item=serialized(reserved_item(reservation, claim_id, self._retention_days)),
-                ConditionExpression="attribute_not_exists(pk)",
-                ReturnValuesOnConditionCheckFailure="ALL_OLD",
-            )
-        except ClientError as error:
-            if _code(error) == "ConditionalCheckFailedException":
-                if _old_item(error).get("claim_id") == {"S": claim_id}:
-                    return
-                raise DuplicateRequestError(
-                    "A request with this id was already received, and is not answered twice; send it under a new id.",
-                    code="duplicate_request",
-                ) from error
-            raise _metering_error(error) from error
-        except BotoCoreError as error:
-            raise _metering_error(error) from error
+            if reservation.caller_named:
+                claim.put_now()
+            if limited:
+                claim.hold()
+            if not reservation.caller_named:
+                claim.put_meanwhile()
+        except MeteringError as error:
+            if self._fail_open is FailOpen.EVERYBODY or (self._fail_open is FailOpen.UNLIMITED and not limited):
+                logger.warning("metering_failed_open", record_id=reservation.record_id, detail=error.detail)
+                return _UnwrittenClaim(error)
+            raise
+        claim.tolerant = self._fail_open is FailOpen.EVERYBODY or (
+            self._fail_open is FailOpen.UNLIMITED and not limited
+        )
+        return claim
+
+
+class _DynamoClaim(Claim):
+    """``tolerant`` claims let the answer go when they could not be written; settling then raises."""
+
+    def __init__(
+        self,
+        table: UsageTable,
+        reservation: Reservation,
+        clock: Clock,
+        pool: ThreadPoolExecutor,
+        done: defaultdict[str, deque[str]],
+    ) -> None:
+        self.tolerant = False
+        self.limits: Sequence[LimitStatus] = ()
+        self._table = table
+        self._reservation = reservation
+        self._clock = clock
+        self._pool = pool
+        self._done = done
+        self._claim_id = str(uuid4())
+        self._put: Future[None] | None = None
+        self._hold: Hold | None = None
+
+    def put_now(self) -> None:
+        """The claim, before anything else."""
+        self._table.put_claim(self._reservation, self._claim_id)
+
+    def put_meanwhile(self) -> None:
+        """The claim, while the model is asked."""
+        self._put = self._pool.submit(self._table.put_claim, self._reservation, self._claim_id)
+
+    def hold(self) -> None:
+        """The hold. A claim that was put before and finds no room is taken back."""
+        reservation = self._reservation
+        done = self._done[reservation.principal.key_id]
+        forget: list[str] = []
+        with suppress(IndexError):  # there are no more; another thread may have taken the last
+            while len(forget) < _MOST_FORGOTTEN:
+                forget.append(done.popleft())
+        hold = Hold(reservation.record_id, self._claim_id, reservation.created_at, reservation.estimate)
+        try:
+            self.limits = self._table.take_hold(reservation, hold, forget)
+        except CompletionError:
+            done.extend(forget)
+            if reservation.caller_named:
+                self._table.drop_claim(reservation, self._claim_id)
+            raise
+        self._hold = hold
+
+    def confirm(self) -> None:
+        if self._put is None:
+            return
+        try:
+            self._put.result()
+        except MeteringError:
+            if not self.tolerant:
+                raise
 
     def settle(self, record: UsageRecord) -> None:
-        fields = serialized(settlement_fields(record))
-        names = {f"#{name}": name for name in (*fields, "state")}
-        assignments = ", ".join(f"#{name} = :{name}" for name in fields)
-        values = {f":{name}": value for name, value in fields.items()}
+        result = Result(record.outcome, record.usage, record.charge.nanos)
         try:
-            self._client.update_item(
-                TableName=self._table,
-                Key={"pk": {"S": partition(record.reservation.record_id)}, "sk": {"S": RECORD_SORT}},
-                UpdateExpression=f"SET #state = :settled, {assignments}",
-                ConditionExpression="#state = :reserved",
-                ExpressionAttributeNames=names,
-                ExpressionAttributeValues={**values, ":settled": {"S": "SETTLED"}, ":reserved": {"S": "RESERVED"}},
-                ReturnValuesOnConditionCheckFailure="ALL_OLD",
-            )
-        except ClientError as error:
-            if _code(error) == "ConditionalCheckFailedException" and _old_item(error):
-                return  # settled before: a retry after a lost reply
-            raise _metering_error(error) from error
-        except BotoCoreError as error:
-            raise _metering_error(error) from error
+            if self._put is not None:
+                self._put.result()
+        except DuplicateRequestError:
+            # the record is another's; only what is held here is given back
+            self._close(Result(Outcome.REFUSED, Usage(0, 0), 0), keep=False)
+            return
+        except MeteringError:
+            self._close(result, keep=False)
+            raise
+        if self._hold is None:
+            self._table.settle_record(record.reservation.record_id, self._claim_id, settlement_fields(record))
+            return
+        closing = self._pool.submit(self._close, result, keep=True)
+        try:
+            self._table.settle_record(record.reservation.record_id, self._claim_id, settlement_fields(record))
+        finally:
+            closing.result()
+        self._done[record.reservation.principal.key_id].append(record.reservation.record_id)
+
+    def _close(self, result: Result, *, keep: bool) -> None:
+        if self._hold is not None:
+            key_id = self._reservation.principal.key_id
+            self._table.close_hold(key_id, self._hold, result, self._clock.now(), keep=keep)
 
 
-def day_records(client: DynamoDBClient, table: str, day: date) -> Iterator[RecordItem]:
-    """The settled records of one UTC day, in no particular order. Raises boto3's errors."""
-    for page in _day_pages(client, table, day, "SETTLED"):
-        for item in page["Items"]:
-            yield RecordItem.model_validate(deserialized(item))
+class _UnwrittenClaim(Claim):
+    """The answer is given although nothing was written; the record is the log's."""
 
+    limits: Sequence[LimitStatus] = ()
 
-def open_claims(client: DynamoDBClient, table: str, day: date) -> int:
-    """How many of a day's claims are not settled: in progress, or left by a crash. Raises boto3's errors."""
-    return sum(page["Count"] for page in _day_pages(client, table, day, "RESERVED"))
+    def __init__(self, error: MeteringError) -> None:
+        self._error = error
 
+    def confirm(self) -> None:
+        """There is nothing to wait for."""
 
-def _day_pages(client: DynamoDBClient, table: str, day: date, state: str) -> Iterator[Mapping[str, Any]]:
-    paginator = client.get_paginator("query")
-    for shard in day_shards(day):
-        yield from paginator.paginate(
-            TableName=table,
-            IndexName=DAY_INDEX,
-            KeyConditionExpression="day_shard = :shard",
-            FilterExpression="#state = :state",
-            ExpressionAttributeNames={"#state": "state"},
-            ExpressionAttributeValues={":shard": {"S": shard}, ":state": {"S": state}},
-        )
-
-
-def _old_item(error: ClientError) -> Mapping[str, Any]:
-    """What ``ReturnValuesOnConditionCheckFailure`` brought back; botocore's types do not know of it."""
-    response: Mapping[str, Any] = error.response
-    item: Mapping[str, Any] = response.get("Item") or {}
-    return item
-
-
-def _code(error: ClientError) -> str:
-    return str(error.response.get("Error", {}).get("Code", ""))
-
-
-def _metering_error(error: Exception) -> MeteringError:
-    detail = _code(error) if isinstance(error, ClientError) else type(error).__name__
-    return MeteringError("The request could not be metered, so it was not served.", retry_after=1, detail=detail)
+    def settle(self, record: UsageRecord) -> None:
+        raise MeteringError(self._error.message, detail=self._error.detail)

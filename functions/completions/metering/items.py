@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from completions.domain.metering import Outcome, Reservation, UsageRecord
+from completions.domain.metering import Outcome, Reservation, UsageRecord, plain_record, plain_reservation
 
 RECORD_SORT: Final = "RECORD"
 DAY_INDEX: Final = "ByDay"
@@ -38,6 +38,10 @@ class ReservedItem(BaseModel):
     dialect: str
     requested_model: str
     model: str
+    estimated_tokens: int = 0
+    estimated_nanos: int = 0
+    limited: bool = False
+    fingerprint: str | None = None
     endpoint: str
     streamed: bool
 
@@ -59,6 +63,8 @@ class SettlementFields(BaseModel):
     first_token_ms: int | None = None
     variant: str | None = None
     error: str | None = None
+    nanos: int = 0
+    price_version: str | None = None
 
 
 class RecordItem(ReservedItem, SettlementFields):
@@ -77,39 +83,25 @@ def day_shards(day: date) -> list[str]:
 
 def reserved_item(reservation: Reservation, claim_id: str, retention_days: int) -> ReservedItem:
     """The claim's item."""
-    shard = zlib.crc32(reservation.record_id.encode()) % DAY_SHARDS
-    return ReservedItem(
-        pk=partition(reservation.record_id),
-        claim_id=claim_id,
-        day_shard=f"{reservation.created_at.date().isoformat()}#{shard}",
-        created_at=reservation.created_at,
-        expires_at=int(reservation.created_at.timestamp()) + retention_days * 86_400,
-        request_id=reservation.request_id,
-        key_id=reservation.principal.key_id,
-        owner=reservation.principal.owner,
-        team=reservation.principal.team,
-        dialect=reservation.dialect,
-        requested_model=reservation.model,
-        model=reservation.model,
-        endpoint=reservation.endpoint_name,
-        streamed=reservation.streamed,
+    return ReservedItem.model_validate(
+        {
+            **plain_reservation(reservation),
+            **record_keys(reservation.record_id, reservation.created_at, retention_days),
+            "claim_id": claim_id,
+        }
     )
+
+
+def record_keys(record_id: str, created_at: datetime, retention_days: int) -> dict[str, str | int]:
+    """What a record is found by, and when it goes."""
+    shard = zlib.crc32(record_id.encode()) % DAY_SHARDS
+    return {
+        "pk": partition(record_id),
+        "day_shard": f"{created_at.date().isoformat()}#{shard}",
+        "expires_at": int(created_at.timestamp()) + retention_days * 86_400,
+    }
 
 
 def settlement_fields(record: UsageRecord) -> SettlementFields:
     """What settling ``record`` writes."""
-    return SettlementFields(
-        model=record.model,
-        endpoint=record.endpoint_name,
-        outcome=record.outcome,
-        prompt_tokens=record.usage.prompt_tokens,
-        completion_tokens=record.usage.completion_tokens,
-        cached_tokens=record.usage.cached_tokens,
-        estimated=record.usage.estimated,
-        queue_ms=record.timings.queue_ms,
-        first_token_ms=record.timings.first_token_ms,
-        total_ms=record.timings.total_ms,
-        attempts=record.attempts,
-        variant=record.variant,
-        error=record.error,
-    )
+    return SettlementFields.model_validate(plain_record(record))

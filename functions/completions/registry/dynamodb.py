@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -15,7 +15,14 @@ from completions.domain.errors import BackendUnavailableError
 from completions.domain.metering import Principal
 from completions.domain.ports import Clock, Registry
 from completions.dynamodb_json import deserialized, serialized
-from completions.registry.items import KEY_SORT, MODEL_PARTITION, KeyItem, ModelItem, key_partition
+from completions.registry.items import (
+    KEY_SORT,
+    MODEL_PARTITION,
+    KeyItem,
+    KeyLimitsItem,
+    ModelItem,
+    key_partition,
+)
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
@@ -161,6 +168,9 @@ def put_key(client: DynamoDBClient, table: str, secret_sha256: str, principal: P
         team=principal.team,
         admin=principal.admin,
         allowed_models=allowed,
+        limits=KeyLimitsItem(**asdict(principal.limits)),
+        expires_at=principal.expires_at,
+        disabled=principal.disabled,
     )
     client.put_item(TableName=table, Item=serialized(item, pk=key_partition(secret_sha256), sk=KEY_SORT))
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from completions.domain.catalog import Capability, ModelLimits, ModelPrice, ModelRoute, Parameter
+from completions.domain.limits import KeyLimits
 from completions.domain.metering import Principal
 
 MODEL_PARTITION: Final = "MODEL"
@@ -19,6 +20,18 @@ KEY_SORT: Final = "KEY"
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
 NonNegative: TypeAlias = Annotated[int, Field(ge=0)]
 Seconds: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class KeyLimitsItem(BaseModel):
+    """A key's limits, the fields of ``KeyLimits``."""
+
+    requests_per_minute: Positive | None = None
+    tokens_per_minute: Positive | None = None
+    parallel_requests: Positive | None = None
+    tokens_per_day: Positive | None = None
+    tokens_per_month: Positive | None = None
+    nanos_per_day: Positive | None = None
+    nanos_per_month: Positive | None = None
 
 
 class KeyItem(BaseModel):
@@ -31,11 +44,22 @@ class KeyItem(BaseModel):
     team: str | None = None
     admin: bool = False
     allowed_models: list[str] | None = None
+    limits: KeyLimitsItem = KeyLimitsItem()
+    expires_at: AwareDatetime | None = None
+    disabled: bool = False
 
     def to_principal(self) -> Principal:
         """The domain's view."""
-        allowed = None if self.allowed_models is None else frozenset(self.allowed_models)
-        return Principal(self.key_id, self.owner, self.team, self.admin, allowed)
+        return Principal(
+            key_id=self.key_id,
+            owner=self.owner,
+            team=self.team,
+            admin=self.admin,
+            allowed_models=None if self.allowed_models is None else frozenset(self.allowed_models),
+            limits=KeyLimits(**self.limits.model_dump()),
+            expires_at=self.expires_at,
+            disabled=self.disabled,
+        )
 
 
 class PriceItem(BaseModel):

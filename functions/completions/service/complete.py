@@ -20,25 +20,29 @@ from completions.domain.errors import (
     BackendTimeoutError,
     CompletionError,
     InvalidRequestError,
+    LimitStatus,
     MeteringError,
     ModelNotFoundError,
     Recourse,
 )
-from completions.domain.metering import Outcome, Principal, Reservation, UsageRecord
-from completions.domain.ports import Backend, Clock, Registry, UpstreamCall, UsageLedger
+from completions.domain.limits import Charge
+from completions.domain.metering import Outcome, Principal, Reservation, UsageRecord, plain_record
+from completions.domain.ports import Backend, Claim, Clock, Registry, UpstreamCall, UsageLedger
 from completions.observability import logger
 from completions.service.answer import best_choices, collect_choices
 from completions.service.dispatch import Dispatcher, RetryPolicy, Upstream
 from completions.service.fan_out import Job, merged
 from completions.service.meter import Meter
 from completions.service.plan import Plan, planned
+from completions.service.pricing import most
 
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
     """Who asks, through what, and until when. ``arrived`` and ``deadline`` are readings of ``Clock.monotonic``.
 
-    A ``patient`` caller can be kept waiting for a model that starts: empty chunks come first.
+    A ``patient`` caller can be kept waiting for a model that starts: empty chunks come first. ``record_id`` is the
+    logical request's name where the caller gave it one, and ``fingerprint`` a digest of what was asked under it.
     """
 
     request_id: str
@@ -47,16 +51,22 @@ class CallContext:
     arrived: float
     deadline: float | None = None
     patient: bool = False
+    record_id: str | None = None
+    fingerprint: str | None = None
 
 
 class CompletionStream:
     """An answer whose first chunk has arrived. Iterate it to the end or close it: either settles the claim.
 
-    ``model`` is the id of the one that answers, ``usage`` the running count, and the final one at the end.
+    ``model`` is the id of the one that answers, ``limits`` what the key has left, ``usage`` the running count, and the
+    final one at the end.
     """
 
-    def __init__(self, model: str, first: CompletionChunk, rest: Generator[CompletionChunk]) -> None:
+    def __init__(
+        self, model: str, limits: Sequence[LimitStatus], first: CompletionChunk, rest: Generator[CompletionChunk]
+    ) -> None:
         self.model = model
+        self.limits = limits
         self.usage = Usage(0, 0)
         self._first: CompletionChunk | None = first
         self._rest = rest
@@ -120,7 +130,8 @@ class CompletionService:
         with self._open(attempt) as stream:
             choices = collect_choices(stream)
         ranked = attempt.plan.ranked
-        return Completion(stream.model, best_choices(choices, request) if ranked else choices, stream.usage)
+        choices = best_choices(choices, request) if ranked else choices
+        return Completion(stream.model, choices, stream.usage, tuple(stream.limits))
 
     def _attempt(self, request: CompletionRequest, context: CallContext) -> _Attempt:
         route = self._route(request, context.principal)
@@ -156,15 +167,16 @@ class CompletionService:
     def _open(self, attempt: _Attempt) -> CompletionStream:
         chunks = self._run(attempt)
         first = next(chunks)
-        return CompletionStream(attempt.plan.route.model_id, first, chunks)
+        return CompletionStream(attempt.plan.route.model_id, attempt.limits, first, chunks)
 
     def _run(self, attempt: _Attempt) -> Generator[CompletionChunk]:
         context, route = attempt.context, attempt.plan.route
-        reservation = self._reservation(attempt.request, route, context)
-        self._ledger.reserve(reservation)
+        reservation = self._reservation(attempt, context)
+        claim = self._ledger.reserve(reservation)
+        attempt.limits = claim.limits
         meter = Meter(reservation, route, attempt.plan.request.choice_count, context.arrived, self._clock)
         try:
-            yield from self._answer(attempt, meter)
+            yield from self._answer(attempt, meter, claim)
             meter.tally.require_finished()
             meter.outcome = Outcome.SUCCEEDED
             if meter.tally.usage.estimated:
@@ -178,9 +190,9 @@ class CompletionService:
                 error.param = attempt.request.param_names.get(error.param, error.param)
             raise
         finally:
-            self._settle(meter.record())
+            _settle(claim, meter.record())
 
-    def _answer(self, attempt: _Attempt, meter: Meter) -> Generator[CompletionChunk]:
+    def _answer(self, attempt: _Attempt, meter: Meter, claim: Claim) -> Generator[CompletionChunk]:
         dispatcher, lead = yield from self._begun(attempt, meter)
         plan = attempt.plan
         jobs: list[Job] = [
@@ -188,6 +200,7 @@ class CompletionService:
         ]
         meter.variant = lead.stream.variant
         with lead.stream, closing(merged(plan.calls, lead, jobs)) as chunks:
+            claim.confirm()
             for chunk in plan.pipeline(chunks):
                 meter.saw(chunk)
                 if dispatcher.late and not meter.tally.finished:
@@ -228,36 +241,31 @@ class CompletionService:
         with upstream.stream:
             yield from upstream
 
-    def _reservation(self, request: CompletionRequest, route: ModelRoute, context: CallContext) -> Reservation:
+    def _reservation(self, attempt: _Attempt, context: CallContext) -> Reservation:
+        route = attempt.plan.route
+        estimates = [most(plan.request, plan.route) for plan in attempt.plans]  # any of them may answer
         return Reservation(
-            record_id=context.request_id,
+            record_id=context.record_id or context.request_id,
             request_id=context.request_id,
             principal=context.principal,
             dialect=context.dialect,
             model=route.model_id,
             endpoint_name=route.endpoint_name,
-            streamed=request.stream,
+            streamed=attempt.request.stream,
             created_at=self._clock.now(),
+            estimate=Charge(max(one.tokens for one in estimates), max(one.nanos for one in estimates)),
+            caller_named=context.record_id is not None,
+            fingerprint=context.fingerprint,
         )
 
-    def _settle(self, record: UsageRecord) -> None:
-        """The answer is already the caller's, so a table that cannot be written must not take it away: the counts go
-        to the log, whole, under an event name that can be searched and replayed."""
-        try:
-            self._ledger.settle(record)
-        except MeteringError as error:
-            logger.error(
-                "usage_record_unwritten",
-                record_id=record.reservation.record_id,
-                key_id=record.reservation.principal.key_id,
-                model=record.model,
-                outcome=record.outcome,
-                prompt_tokens=record.usage.prompt_tokens,
-                completion_tokens=record.usage.completion_tokens,
-                cached_tokens=record.usage.cached_tokens,
-                estimated=record.usage.estimated,
-                detail=error.detail,
-            )
+
+def _settle(claim: Claim, record: UsageRecord) -> None:
+    """The answer is already the caller's, so a table that cannot be written must not take it away: the record goes to
+    the log, whole, under an event name that can be searched and replayed."""
+    try:
+        claim.settle(record)
+    except MeteringError as error:
+        logger.error("usage_record_unwritten", record=plain_record(record), detail=error.detail)
 
 
 @dataclass(slots=True)
@@ -268,6 +276,7 @@ class _Attempt:
     context: CallContext
     plans: Sequence[Plan]
     plan: Plan
+    limits: Sequence[LimitStatus] = ()
 
 
 def _earliest(context: CallContext, request: CompletionRequest, route: ModelRoute) -> float | None:

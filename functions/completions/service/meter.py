@@ -8,6 +8,7 @@ from completions.domain.errors import CompletionError, InvalidRequestError, Rate
 from completions.domain.metering import Outcome, Reservation, Timings, UsageRecord
 from completions.domain.ports import Clock
 from completions.service.answer import Tally
+from completions.service.pricing import charge
 
 
 class Meter:
@@ -54,6 +55,7 @@ class Meter:
 
     def record(self) -> UsageRecord:
         """The whole of it."""
+        price = self.route.price
         return UsageRecord(
             reservation=self._reservation,
             model=self.route.model_id,
@@ -68,6 +70,8 @@ class Meter:
             attempts=len(self._calls),
             variant=self.variant,
             error=self._error,
+            charge=charge(self.tally.usage, price),
+            price_version=None if price is None else price.version,
         )
 
     def _since_arrival(self, moment: float) -> int:

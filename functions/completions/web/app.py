@@ -13,6 +13,7 @@ from completions.domain.completion import CompletionRequest
 from completions.domain.errors import (
     CompletionError,
     InvalidRequestError,
+    LimitStatus,
     MethodNotAllowedError,
     ServiceError,
     UnknownPathError,
@@ -22,6 +23,7 @@ from completions.observability import logger
 from completions.service.complete import CallContext, CompletionService
 from completions.web.arrival import Arrival
 from completions.web.auth import authenticate
+from completions.web.idempotency import logical_request
 from completions.web.middleware import RequestMiddleware
 from completions.web.sse import StreamedReply
 
@@ -40,7 +42,7 @@ def resources_app(dialect: Dialect, resources: Sequence[Resource], registry: Reg
     """The app of a dialect's other routes; each needs a key, and sees the models that key may use."""
     app = _app(dialect, clock)
     for resource in resources:
-        app.add_api_route(resource.path, _replying(dialect, resource, registry), methods=[resource.method])
+        app.add_api_route(resource.path, _replying(dialect, resource, registry, clock), methods=[resource.method])
     return app
 
 
@@ -50,24 +52,33 @@ def _completing(
     def complete(wire: Annotated[WireRequest, Depends(_wire_request)], request: Request) -> Response:
         arrived: Arrival = request.state.arrival
         request.state.dialect = dialect
-        canonical = _decoded(dialect, wire, registry)
+        canonical = _decoded(dialect, wire, registry, clock)
         request.state.canonical = canonical
-        principal = authenticate(dialect, wire, registry, canonical.model)
+        principal = authenticate(dialect, wire, registry, clock, canonical.model)
         patient = canonical.stream and arrived.streamed and dialect.keepalive is not None
-        context = CallContext(arrived.request_id, principal, dialect.name, arrived.at, arrived.deadline, patient)
+        context = CallContext(
+            arrived.request_id,
+            principal,
+            dialect.name,
+            arrived.at,
+            arrived.deadline,
+            patient,
+            *logical_request(wire, principal),
+        )
         if canonical.stream:
             stream = service.stream(canonical, context)
-            encoder = dialect.stream_encoder(canonical, _head(arrived, stream.model, clock))
+            encoder = dialect.stream_encoder(canonical, _head(arrived, stream.model, stream.limits, clock))
             return StreamedReply(stream, encoder, arrived.request_id, dialect.keepalive or b"")
         completion = service.complete(canonical, context)
-        return _response(dialect.encode(completion, canonical, _head(arrived, completion.model, clock)))
+        head = _head(arrived, completion.model, completion.limits, clock)
+        return _response(dialect.encode(completion, canonical, head))
 
     return complete
 
 
-def _replying(dialect: Dialect, resource: Resource, registry: Registry) -> Callable[..., Response]:
+def _replying(dialect: Dialect, resource: Resource, registry: Registry, clock: Clock) -> Callable[..., Response]:
     def reply(wire: Annotated[WireRequest, Depends(_wire_request)]) -> Response:
-        principal = authenticate(dialect, wire, registry)
+        principal = authenticate(dialect, wire, registry, clock)
         visible = [route for route in registry.routes() if principal.may_use(route.model_id)]
         return _response(resource.reply(wire, principal, visible))
 
@@ -98,12 +109,12 @@ async def _wire_request(request: Request) -> WireRequest:
     )
 
 
-def _decoded(dialect: Dialect, wire: WireRequest, registry: Registry) -> CompletionRequest:
+def _decoded(dialect: Dialect, wire: WireRequest, registry: Registry, clock: Clock) -> CompletionRequest:
     """The canonical request; a caller without a key hears that first, whatever else is wrong."""
     try:
         return dialect.decode(wire)
     except InvalidRequestError:
-        authenticate(dialect, wire, registry)
+        authenticate(dialect, wire, registry, clock)
         raise
 
 
@@ -136,9 +147,9 @@ def _canonical(request: Request, error: Exception) -> CompletionError:
     return UnknownPathError(f"Unknown request URL: {place}.")
 
 
-def _head(arrived: Arrival, model: str, clock: Clock) -> AnswerHead:
+def _head(arrived: Arrival, model: str, limits: Sequence[LimitStatus], clock: Clock) -> AnswerHead:
     elapsed_ms = round((clock.monotonic() - arrived.at) * 1000)
-    return AnswerHead(arrived.request_id, int(clock.now().timestamp()), model, elapsed_ms)
+    return AnswerHead(arrived.request_id, int(clock.now().timestamp()), model, elapsed_ms, tuple(limits))
 
 
 def _response(reply: WireReply) -> Response:

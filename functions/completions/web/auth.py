@@ -7,10 +7,12 @@ import hashlib
 from completions.dialects.dialect import Dialect, WireRequest
 from completions.domain.errors import AuthenticationError
 from completions.domain.metering import Principal
-from completions.domain.ports import Registry
+from completions.domain.ports import Clock, Registry
 
 
-def authenticate(dialect: Dialect, wire: WireRequest, registry: Registry, next_model: str | None = None) -> Principal:
+def authenticate(
+    dialect: Dialect, wire: WireRequest, registry: Registry, clock: Clock, next_model: str | None = None
+) -> Principal:
     """Raises ``AuthenticationError``. ``next_model`` is read in the same round trip as the key."""
     secret = dialect.credential(wire)
     if secret is None:
@@ -20,6 +22,10 @@ def authenticate(dialect: Dialect, wire: WireRequest, registry: Registry, next_m
     principal = registry.principal(secret_digest(secret), next_model=next_model)
     if principal is None:
         raise AuthenticationError("The API key is not known here.", code="invalid_api_key")
+    if principal.disabled:
+        raise AuthenticationError("The API key is disabled.", code="invalid_api_key")
+    if principal.expires_at is not None and principal.expires_at <= clock.now():
+        raise AuthenticationError("The API key has expired.", code="invalid_api_key")
     return principal
 
 

@@ -5,11 +5,13 @@ One long file: all of it turns on one subject and shares its builders.
 
 from __future__ import annotations
 
+import json
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
-from completions.domain.catalog import Capability, Parameter
+from completions.domain.catalog import Capability, ModelPrice, Parameter
 from completions.domain.completion import Choice, Completion, CompletionChunk, FinishReason, Logprobs, Usage
 from completions.domain.errors import (
     BackendError,
@@ -25,7 +27,8 @@ from completions.domain.errors import (
     TruncatedStreamError,
     UnsupportedParameterError,
 )
-from completions.domain.metering import Outcome, Timings, UsageRecord
+from completions.domain.limits import Charge
+from completions.domain.metering import Outcome, Timings, UsageRecord, plain_record
 from completions.domain.ports import Registry
 from completions.service.complete import CallContext, CompletionService, CompletionStream
 from fakes import (
@@ -505,3 +508,50 @@ def test_the_backend_is_told_the_request_id() -> None:
     bench = Bench(ScriptedBackend(ANSWER))
     bench.complete(request_id="request-9")
     assert bench.backend.calls[0].call.inference_id == "request-9"
+
+
+# The claim, which may be written while the model is asked
+
+
+DUPLICATE = DuplicateRequestError("This request was already served.")
+
+
+def test_nothing_of_an_answer_is_given_away_before_its_claim_is_written() -> None:
+    bench = Bench(ScriptedBackend(ANSWER), ledger=InMemoryLedger(fail_confirm=DUPLICATE))
+    with pytest.raises(DuplicateRequestError):
+        bench.stream()
+    assert bench.backend.streams[0].closed
+    assert len(bench.ledger.settled) == 1
+
+
+def test_a_claim_that_cannot_be_written_is_a_failure_of_ours() -> None:
+    bench = Bench(ScriptedBackend(ANSWER), ledger=InMemoryLedger(fail_confirm=MeteringError("m")))
+    with pytest.raises(MeteringError):
+        bench.complete()
+
+
+def test_a_record_costs_what_the_model_that_answered_costs() -> None:
+    price = ModelPrice("2026-11", 10, 1, 100)
+    registry = InMemoryRegistry({}, [route(price=price)])
+    bench = Bench(ScriptedBackend(ANSWER), registry=registry)
+    bench.complete()
+    assert (bench.record.charge, bench.record.price_version) == (Charge(5, 2 * 10 + 1 * 1 + 2 * 100), "2026-11")
+    assert bench.record.reservation.estimate.nanos >= bench.record.charge.nanos
+
+
+def test_the_callers_own_name_is_the_records() -> None:
+    bench = Bench(ScriptedBackend(ANSWER))
+    bench.complete(record_id="idem-1", fingerprint="f")
+    reservation = bench.record.reservation
+    assert (reservation.record_id, reservation.request_id) == ("idem-1", "request-1")
+    assert (reservation.caller_named, reservation.fingerprint) == (True, "f")
+
+
+def test_a_record_that_cannot_be_written_is_in_the_log_whole() -> None:
+    bench = Bench(ScriptedBackend(ANSWER), ledger=InMemoryLedger(fail_settle=True))
+    with patch("completions.service.complete.logger.error") as error:
+        bench.complete()
+    ((event,), fields) = error.call_args
+    assert event == "usage_record_unwritten"
+    assert fields["record"] == plain_record(bench.record)
+    assert json.loads(json.dumps(fields["record"])) == fields["record"]
