@@ -1,9 +1,9 @@
 # Every command of the project. Each one sets itself up: only Python >= 3.11 with pip is expected of the machine.
-# Conventions: PORT, ARGS and EXTRA for `make serve`, ARCH (arm64 or x86_64) for `make build`.
+# Conventions: PORT, ARGS and EXTRA for `make serve`, ARCH (arm64 or x86_64) for `make build`, N for `make soak`.
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test sam-local clients check bench build lint types contracts templates openapi requirements requirements.txt
+.PHONY: help setup serve test sam-local clients check bench soak build lint types contracts templates openapi requirements requirements.txt
 
 TOOLS := $(CURDIR)/.tools
 export PATH := $(TOOLS)/bin:$(PATH)
@@ -77,3 +77,6 @@ build: setup  ## Build the functions for ARCH (default arm64), without Docker
 
 bench: setup  ## Measure what the service adds to the model's own time
 	@$(RUN) python tests/bench/run.py
+
+soak: setup  ## Run N (default 10000) mixed requests with faults, and account for every one of them
+	@$(RUN) env PYTHONPATH=tests python tests/bench/soak.py --requests $(or $(N),10000)

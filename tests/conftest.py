@@ -26,9 +26,16 @@ from completions_cli.local.gateway import Gateway  # noqa: E402
 from completions_cli.local.server import bind, serving  # noqa: E402
 from completions_cli.local.stack import LocalStack, StackOptions, running_stack  # noqa: E402
 from completions_cli.local.template import read_gateway  # noqa: E402
+from dynamodb_local import dynamodb_local  # noqa: E402, F401 - a fixture
 from ledger_reader import LedgerReader  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """The event loop that uvicorn and Mangum run; anyio would try each that is installed."""
+    return "asyncio"
 
 
 @pytest.fixture(scope="session")

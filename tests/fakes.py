@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from threading import Lock
@@ -21,6 +21,7 @@ from completions.domain.completion import (
 from completions.domain.errors import CompletionError, DuplicateRequestError, LimitStatus, MeteringError
 from completions.domain.metering import Principal, Reservation, UsageRecord
 from completions.domain.ports import Backend, BackendStream, Claim, Clock, Registry, UpstreamCall, UsageLedger
+from completions.domain.usage import Granularity, KeyUse, UsageReports, UsageRow
 
 ScriptItem: TypeAlias = CompletionChunk | BaseException | Callable[[], None]
 """What one step of a scripted answer does: give a chunk, raise, or run something on the way to the next chunk."""
@@ -114,6 +115,24 @@ class InMemoryClaim(Claim):
             raise MeteringError("The usage could not be written.")
 
 
+class InMemoryReports(UsageReports):
+    """``asked`` keeps what rows were asked for."""
+
+    def __init__(
+        self, rows: Mapping[Granularity, Sequence[UsageRow]] | None = None, uses: Sequence[KeyUse] = ()
+    ) -> None:
+        self.asked: list[tuple[Granularity, datetime, datetime]] = []
+        self._rows = rows or {}
+        self._uses = uses
+
+    def rows(self, granularity: Granularity, start: datetime, end: datetime) -> Iterator[UsageRow]:
+        self.asked.append((granularity, start, end))
+        return (row for row in self._rows.get(granularity, ()) if start <= row.start < end)
+
+    def limits(self, moment: datetime) -> Sequence[KeyUse]:
+        return self._uses
+
+
 @dataclass(frozen=True, slots=True)
 class BackendCall:
     """What a backend was asked."""
@@ -149,6 +168,7 @@ class ScriptedBackend(Backend):
 
     def stream(self, request: CompletionRequest, route: ModelRoute, call: UpstreamCall) -> BackendStream:
         self.calls.append(BackendCall(request, route, call))
+        call.dispatched()
         if self._refusal is not None:
             raise self._refusal
         stream = ScriptedStream(self._script, self._variant)
@@ -183,6 +203,7 @@ class SequencedBackend(Backend):
         with self._lock:
             self.calls.append(BackendCall(request, route, call))
             attempt = next(self._attempts[route.endpoint_name])
+        call.dispatched()
         if isinstance(attempt, CompletionError):
             raise attempt
         stream = ScriptedStream(attempt, f"variant-of-{route.endpoint_name}")

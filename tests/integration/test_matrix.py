@@ -8,36 +8,18 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from urllib.parse import urlsplit
 
-import boto3
 import httpx2 as httpx
 import pytest
 
 from completions.backends.families import CODECS
-from completions.domain.catalog import ModelRoute
 from completions.metering.items import RecordItem
-from completions.registry.dynamodb import put_model
 from completions_cli.local.faults import Fault, Refusal
-from completions_cli.local.lmi_container import create_lmi_container
-from completions_cli.local.ngram import NGramModel, standard_library
-from completions_cli.local.server import bind, serving
 from completions_cli.local.stack import LocalStack
+from family_models import CONTAINERS, family_models
 from ledger_reader import LedgerReader
 from speakers import SPEAKERS, TOKENS, Speaker, data_frames
-
-CONTAINERS = {
-    "vllm": "demo",
-    "vllm-invocations": "demo",
-    "openai": "demo",
-    "lmi": "demo-lmi",
-    "lmi-inputs": "demo-lmi",
-    "lmi-rolling": "rolling",
-    "tgi": "demo-tgi",
-    "tgi-openai": "demo-tgi",
-}
-"""Which container speaks a family's wire format: one of the stack's, or the older LMI that the tests start."""
 
 FAILURE = Fault(refusal=Refusal(kind="model_error", status=500, message="CUDA error: secret-detail"))
 REFUSED_ONCE = {
@@ -87,14 +69,7 @@ class Cell:
 @pytest.fixture(scope="session")
 def families(stack: LocalStack) -> Iterator[LocalStack]:
     """The stack, with a model of each family."""
-    rolling = create_lmi_container(NGramModel.train(standard_library()), rolling_batch=True)
-    with serving(rolling, bind(0)) as url, closing(boto3.client("dynamodb")) as client:
-        stack.sagemaker.containers["rolling"] = url + "/invocations"
-        for family in CODECS:
-            name = f"matrix-{family}"
-            stack.sagemaker.containers[name] = stack.sagemaker.containers[CONTAINERS[family]]
-            route = ModelRoute(name, name, family, context_length=8192, created=1_700_000_000)
-            put_model(client, stack.environment["REGISTRY_TABLE"], route)
+    with family_models(stack, "matrix"):
         yield stack
 
 

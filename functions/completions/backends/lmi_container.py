@@ -148,7 +148,7 @@ def _from_repr(text: str) -> tuple[int, WireError] | None:
 
 def _unquoted(literal: str) -> str:
     try:
-        return str(ast.literal_eval(literal) or "")
+        return _whole_characters(str(ast.literal_eval(literal) or ""))
     except (ValueError, SyntaxError):
         return ""
 
@@ -157,7 +157,12 @@ def _cut_text(body: str) -> str | None:
     found = _CUT_TEXT.search(body)
     if found is None:
         return None
-    return str(json.loads(found[1] + '"', strict=False))
+    return _whole_characters(str(json.loads(found[1] + '"', strict=False)))
+
+
+def _whole_characters(text: str) -> str:
+    """Without the half of a surrogate pair that a cut leaves, which no reply could be encoded with."""
+    return text.encode(errors="ignore").decode()
 
 
 def _numbers(version: str) -> tuple[int, ...] | None:

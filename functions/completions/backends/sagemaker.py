@@ -75,9 +75,7 @@ class SageMakerBackend(Backend):
         invocation = codec.encode(request, route, EncodeOptions(cache_salt=salt))
         require_body_fits(invocation, request, MAX_BODY_BYTES)
         arguments = _arguments(invocation, route, call.inference_id, salt)
-        response = self._circuits.call(
-            circuit_name(route), lambda: self._invoked(arguments, codec, route, call.wait_seconds)
-        )
+        response = self._circuits.call(circuit_name(route), lambda: self._invoked(arguments, codec, route, call))
         return _SageMakerStream(
             response["Body"],
             codec,
@@ -87,10 +85,9 @@ class SageMakerBackend(Backend):
             read_timeout=self._read_timeout,
         )
 
-    def _invoked(
-        self, arguments: Any, codec: Codec, route: ModelRoute, wait_seconds: float | None
-    ) -> Mapping[str, Any]:
-        invoke = self._client.invoke_endpoint_with_response_stream
+    def _invoked(self, arguments: Any, codec: Codec, route: ModelRoute, call: UpstreamCall) -> Mapping[str, Any]:
+        invoke, wait_seconds = self._client.invoke_endpoint_with_response_stream, call.wait_seconds
+        call.dispatched()
         try:
             if wait_seconds is None or wait_seconds >= self._read_timeout:
                 return invoke(**arguments)

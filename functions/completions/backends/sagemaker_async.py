@@ -101,7 +101,12 @@ class AsynchronousEndpoints:
         s3 = self._s3()
         payload = self._payload(s3, invocation, request, deadline)
         arguments = _arguments(invocation, route, call.inference_id, wait) | payload
-        response = self._circuits.call(circuit_name(route), lambda: self._submitted(arguments, codec, route, deadline))
+
+        def submit() -> Mapping[str, Any]:
+            call.dispatched()
+            return self._submitted(arguments, codec, route, deadline)
+
+        response = self._circuits.call(circuit_name(route), submit)
         box = AnswerBox(s3, *_places(response))
         return _AsynchronousAnswer(box, codec, request, self._clock, self._calls)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -61,11 +61,13 @@ class BackendStream(Protocol):
 @dataclass(frozen=True, slots=True)
 class UpstreamCall:
     """One call's own facts. ``inference_id`` is its name on SageMaker's side, ``tenant`` whom the caller belongs to;
-    ``wait_seconds`` bounds the wait for the container's acceptance, ``None`` leaves it to the transport."""
+    ``wait_seconds`` bounds the wait for the container's acceptance, ``None`` leaves it to the transport. ``dispatched``
+    is called, from any thread, when the call really goes out."""
 
     inference_id: str
     tenant: str
     wait_seconds: float | None = None
+    dispatched: Callable[[], None] = lambda: None
 
 
 class Backend(Protocol):

@@ -52,7 +52,7 @@ class Upstream:
 
 class Dispatcher:
     """Opens calls of one logical request, from any thread. ``deadline`` is a reading of ``Clock.monotonic``;
-    ``dispatched`` hears of every attempt."""
+    ``dispatched`` hears of every call that goes out."""
 
     def __init__(
         self,
@@ -94,8 +94,8 @@ class Dispatcher:
             self._clock.sleep(delay)
 
     def _begun(self, request: CompletionRequest, route: ModelRoute, call: UpstreamCall) -> Upstream:
-        self._dispatched()
-        stream = self._backend.stream(request, route, replace(call, wait_seconds=self._wait(route)))
+        call = replace(call, wait_seconds=self._wait(route), dispatched=self._dispatched)
+        stream = self._backend.stream(request, route, call)
         try:
             chunks = self._limited(stream, route)
             first = next(chunks, None)

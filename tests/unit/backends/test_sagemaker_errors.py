@@ -9,7 +9,7 @@ import json
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
 from typing import Any
@@ -111,11 +111,13 @@ def backend(runtime: SageMakerRuntime, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 @contextmanager
-def connected(url: str, monkeypatch: pytest.MonkeyPatch, read_timeout: float = 10) -> Iterator[SageMakerBackend]:
+def connected(
+    url: str, monkeypatch: pytest.MonkeyPatch, read_timeout: float = 10, failures: int = 1_000_000
+) -> Iterator[SageMakerBackend]:
     monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME", url)
     settings = Settings(registry_table="keys", usage_table="usage", upstream_read_timeout=read_timeout)
     with closing(build_sagemaker_client(settings)) as client:
-        yield SageMakerBackend(client, {"vllm": VllmCodec()}, EndpointCircuits(1_000_000, 30), read_timeout)
+        yield SageMakerBackend(client, {"vllm": VllmCodec()}, EndpointCircuits(failures, 30), read_timeout)
 
 
 CALL = UpstreamCall("request-1", "team:search")
@@ -370,3 +372,26 @@ def test_the_call_carries_the_routes_names_and_the_request_id(
 def test_the_stream_names_the_variant_that_answers(backend: SageMakerBackend) -> None:
     with backend.stream(request(), route(), CALL) as stream:
         assert stream.variant == "AllTraffic"
+
+
+def test_a_call_is_counted_when_it_goes_out_and_not_before(
+    backend: SageMakerBackend, runtime: SageMakerRuntime
+) -> None:
+    sent: list[int] = []
+    call = replace(CALL, dispatched=lambda: sent.append(1))
+    with pytest.raises(RequestTooLargeError):
+        backend.stream(request(prompts=("x" * 6_291_457,)), route(), call)
+    assert (len(sent), runtime.call_count[ENDPOINT]) == (0, 0)
+    backend.stream(request(), route(), call).close()
+    assert (len(sent), runtime.call_count[ENDPOINT]) == (1, 1)
+
+
+def test_a_call_the_circuit_holds_back_is_none(runtime: SageMakerRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    call = replace(CALL, dispatched=lambda: sent.append(1))
+    runtime.faults.replace(ENDPOINT, [Fault(refusal=Refusal(kind="internal"), calls=None)])
+    with connected(runtime.url, monkeypatch, failures=2) as backend:
+        for _ in range(4):
+            with pytest.raises(CompletionError):
+                backend.stream(request(), route(inference_component="held-back"), call)  # a circuit of its own
+    assert len(sent) == runtime.call_count[ENDPOINT] == 2

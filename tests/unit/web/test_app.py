@@ -15,7 +15,16 @@ from completions.bootstrap import Parts, openai_completions_app, openai_models_a
 from completions.domain.completion import FinishReason, Usage
 from completions.domain.errors import BackendError
 from completions.web.auth import secret_digest
-from fakes import InMemoryLedger, InMemoryRegistry, ManualClock, ScriptedBackend, delta, principal, route
+from fakes import (
+    InMemoryLedger,
+    InMemoryRegistry,
+    InMemoryReports,
+    ManualClock,
+    ScriptedBackend,
+    delta,
+    principal,
+    route,
+)
 
 KEY = "sk-the-credential"
 PROMPT = "the-text-of-the-prompt"
@@ -26,7 +35,8 @@ HEADERS = {"Authorization": f"Bearer {KEY}"}
 
 def parts(*script: object, ledger: InMemoryLedger | None = None) -> Parts:
     registry = InMemoryRegistry({secret_digest(KEY): principal()}, [route(model_id="demo")])
-    return Parts(registry, ScriptedBackend(script), ledger or InMemoryLedger(), ManualClock())  # type: ignore[arg-type]
+    backend = ScriptedBackend(script)  # type: ignore[arg-type]
+    return Parts(registry, backend, ledger or InMemoryLedger(), InMemoryReports(), ManualClock())
 
 
 def client(app: FastAPI) -> TestClient:
@@ -117,7 +127,8 @@ def test_a_key_sees_only_the_models_it_may_use() -> None:
         {secret_digest(KEY): principal(allowed_models=frozenset({"acme/one"}))},
         routes,
     )
-    http = client(openai_models_app(Parts(registry, ScriptedBackend(()), InMemoryLedger(), ManualClock())))
+    known = Parts(registry, ScriptedBackend(()), InMemoryLedger(), InMemoryReports(), ManualClock())
+    http = client(openai_models_app(known))
 
     assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["acme/one"]
     assert http.get("/v1/models/acme/one").json()["id"] == "acme/one"
