@@ -9,13 +9,11 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as WaitTimeoutError
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from completions.backends.bounded_calls import BoundedCalls
 from completions.backends.circuit import EndpointCircuits
 from completions.backends.codec import Codec, EncodeOptions, Invocation, StreamDecoder
 from completions.backends.payload_stream import document, records
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
 
 MAX_BODY_BYTES: Final = 6_291_456
 """SageMaker's limit; botocore does not enforce it."""
-_MOST_WAITING: Final = 64
 _MAX_INFERENCE_ID: Final = 64
 
 
@@ -62,7 +59,7 @@ class SageMakerBackend(Backend):
         self._codecs = codecs
         self._circuits = circuits
         self._read_timeout = read_timeout
-        self._waiting = ThreadPoolExecutor(_MOST_WAITING, thread_name_prefix="invoke")
+        self._calls = BoundedCalls()
 
     def abilities(self, route: ModelRoute) -> Abilities:
         return self._codec(route).abilities(route)
@@ -91,19 +88,9 @@ class SageMakerBackend(Backend):
         try:
             if wait_seconds is None or wait_seconds >= self._read_timeout:
                 return invoke(**arguments)
-            return self._within(wait_seconds, lambda: invoke(**arguments))
+            return self._calls.within(wait_seconds, lambda: invoke(**arguments), too_late=_hang_up)
         except CALL_FAILURES as error:
             raise call_refused(error, codec, route) from error
-
-    def _within(self, seconds: float, invoke: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """``invoke``, given up after ``seconds``: botocore has a timeout for each client, not for each call."""
-        future = self._waiting.submit(invoke)
-        try:
-            return future.result(timeout=seconds)
-        except WaitTimeoutError:
-            if not future.cancel():
-                future.add_done_callback(_hang_up)
-            raise BackendTimeoutError("The model did not answer in time.", detail="no response head") from None
 
     def _asynchronous_endpoints(self) -> AsynchronousEndpoints:
         if self._asynchronous is None:
@@ -225,9 +212,8 @@ def _records(parts: Iterable[bytes], *, whole: bool) -> Iterator[bytes]:
     return document(parts) if whole else records(parts)
 
 
-def _hang_up(future: Future[Mapping[str, Any]]) -> None:
-    with suppress(Exception):  # a call that nobody waits for any more may also have failed
-        future.result()["Body"].close()
+def _hang_up(reply: Mapping[str, Any]) -> None:
+    reply["Body"].close()
 
 
 def _arguments(invocation: Invocation, route: ModelRoute, name: str, salt: str | None) -> Any:

@@ -19,8 +19,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as WaitTimeoutError
 from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
@@ -29,6 +27,7 @@ from uuid import uuid4
 from botocore.exceptions import ClientError
 from pydantic_core import from_json
 
+from completions.backends.bounded_calls import BoundedCalls
 from completions.backends.circuit import EndpointCircuits
 from completions.backends.codec import Codec, EncodeOptions, Invocation, StreamDecoder
 from completions.backends.s3_answers import AnswerBox, Found, S3Location, upload
@@ -86,7 +85,7 @@ class AsynchronousEndpoints:
         self._inputs = inputs
         self._s3_client: S3Client | None = None
         self._creating = Lock()
-        self._calls = _BoundedCalls()
+        self._calls = BoundedCalls()
 
     def stream(self, request: CompletionRequest, route: ModelRoute, call: UpstreamCall, codec: Codec) -> BackendStream:
         """Submit the request once, and return when it is in the queue; as ``Backend.stream``.
@@ -143,27 +142,11 @@ class AsynchronousEndpoints:
             return self._s3_client
 
 
-class _BoundedCalls:
-    """Calls given up after a time: botocore has a timeout for each client, not for each call."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(_MOST_WAITING, thread_name_prefix="asynchronous")
-
-    def within(self, seconds: float, call: Callable[[], _T]) -> _T:
-        """What ``call`` returns or raises. Raises ``BackendTimeoutError`` after ``seconds``."""
-        future = self._pool.submit(call)
-        try:
-            return future.result(timeout=seconds)
-        except WaitTimeoutError:
-            future.cancel()  # one that still waits for a thread is never sent
-            raise BackendTimeoutError("The model did not answer in time.", detail="no reply from AWS") from None
-
-
 class _AsynchronousAnswer(BackendStream):
     """Waits for the end of one invocation at the first reading; the variant that answers is not told."""
 
     def __init__(
-        self, box: AnswerBox, codec: Codec, request: CompletionRequest, clock: Clock, calls: _BoundedCalls
+        self, box: AnswerBox, codec: Codec, request: CompletionRequest, clock: Clock, calls: BoundedCalls
     ) -> None:
         self._box = box
         self._codec = codec
