@@ -125,7 +125,9 @@ class InMemoryReports(UsageReports):
         self._rows = rows or {}
         self._uses = uses
 
-    def rows(self, granularity: Granularity, start: datetime, end: datetime) -> Iterator[UsageRow]:
+    def rows(
+        self, granularity: Granularity, start: datetime, end: datetime, *, latencies: bool = False
+    ) -> Iterator[UsageRow]:
         self.asked.append((granularity, start, end))
         return (row for row in self._rows.get(granularity, ()) if start <= row.start < end)
 
@@ -216,6 +218,7 @@ class ScriptedStream(BackendStream):
 
     def __init__(self, script: Sequence[ScriptItem], variant: str | None) -> None:
         self.closed = False
+        self.aborted = False
         self.waits: list[float] = []
         self._items = iter(script)
         self._variant = variant
@@ -238,6 +241,9 @@ class ScriptedStream(BackendStream):
 
     def limit_wait(self, seconds: float) -> None:
         self.waits.append(seconds)
+
+    def abort(self) -> None:
+        self.aborted = True
 
     def close(self) -> None:
         self.closed = True

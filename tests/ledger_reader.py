@@ -38,16 +38,21 @@ class LedgerReader:
 
     def count(self) -> int:
         """How many records there are in all."""
-        pages = self._client.get_paginator("scan").paginate(TableName=self._table, Select="COUNT")
+        pages = self._client.get_paginator("scan").paginate(
+            TableName=self._table,
+            Select="COUNT",
+            FilterExpression="sk = :record",
+            ExpressionAttributeValues={":record": {"S": RECORD_SORT}},
+        )
         return sum(page["Count"] for page in pages)
 
     def states(self, model: str) -> dict[str, str]:
         """The state of every record of a model, by partition key."""
         pages = self._client.get_paginator("scan").paginate(
             TableName=self._table,
-            FilterExpression="#model = :model",
+            FilterExpression="sk = :record AND #model = :model",
             ExpressionAttributeNames={"#model": "model"},
-            ExpressionAttributeValues={":model": {"S": model}},
+            ExpressionAttributeValues={":record": {"S": RECORD_SORT}, ":model": {"S": model}},
         )
         items = (deserialized(item) for page in pages for item in page["Items"])
         return {item["pk"]: item["state"] for item in items}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import boto3
@@ -20,35 +18,26 @@ from completions.backends.sagemaker import SageMakerBackend
 from completions.backends.sagemaker_async import AsynchronousEndpoints
 from completions.dialects.dialect import Dialect, Resource
 from completions.dialects.openai import OpenAIDialect
+from completions.dialects.organization import organization_resources
 from completions.dialects.scale import ScaleDialect
 from completions.dialects.scale_v1 import ScaleV1Dialect
 from completions.dialects.sourcegraph import SourcegraphDialect
 from completions.dialects.sourcegraph_site import site_resources
 from completions.domain.ports import Backend, Clock, Registry, UsageLedger
+from completions.domain.usage import UsageReports
 from completions.metering.dynamodb import DynamoUsageLedger, FailOpen
-from completions.registry.dynamodb import DynamoRegistry
+from completions.metering.rollup_queries import DynamoUsageReports
+from completions.registry.dynamodb import DynamoRegistry, list_keys
 from completions.service.complete import CompletionService
 from completions.service.dispatch import RetryPolicy
 from completions.settings import Settings, read_settings
 from completions.web.app import completions_app, resources_app
+from completions.worker_bootstrap import SystemClock as SystemClock  # noqa: PLC0414 - this is where others look for it
+from completions.worker_bootstrap import build_dynamodb_client as build_dynamodb_client  # noqa: PLC0414
 
 if TYPE_CHECKING:
-    from mypy_boto3_dynamodb import DynamoDBClient
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_sagemaker_runtime import SageMakerRuntimeClient
-
-
-class SystemClock(Clock):
-    """The machine's own time."""
-
-    def now(self) -> datetime:
-        return datetime.now(UTC)
-
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +47,7 @@ class Parts:
     registry: Registry
     backend: Backend
     ledger: UsageLedger
+    reports: UsageReports
     clock: Clock
     retries: RetryPolicy = field(default_factory=RetryPolicy)
     openai_extra_fields: frozenset[str] = frozenset()
@@ -93,24 +83,16 @@ def build_parts(settings: Settings | None = None) -> Parts:
             clock,
             FailOpen(settings.metering_fail_open),
         ),
+        reports=DynamoUsageReports(
+            dynamodb,
+            settings.usage_table,
+            clock,
+            lambda: (entry.principal for entry in list_keys(dynamodb, settings.registry_table)),
+        ),
         clock=clock,
         retries=RetryPolicy(settings.upstream_attempts, start_poll_seconds=settings.start_poll_seconds),
         openai_extra_fields=settings.openai_extra_fields,
         sourcegraph_default_model=settings.sourcegraph_default_model,
-    )
-
-
-def build_dynamodb_client() -> DynamoDBClient:
-    """Its calls are conditional writes and reads, so the SDK may repeat them."""
-    return boto3.client(
-        "dynamodb",
-        config=Config(
-            retries={"mode": "standard", "total_max_attempts": 3},
-            connect_timeout=1,
-            read_timeout=3,
-            max_pool_connections=64,
-            tcp_keepalive=True,
-        ),
     )
 
 
@@ -153,6 +135,12 @@ def openai_models_app(parts: Parts | None = None) -> FastAPI:
     """``/v1/models`` and ``/v1/models/{id}``."""
     dialect = OpenAIDialect()
     return _resources(parts or build_parts(), dialect, dialect.model_resources())
+
+
+def organization_app(parts: Parts | None = None) -> FastAPI:
+    """``/v1/organization/…``: usage, costs, latency and limits, for admin keys."""
+    parts = parts or build_parts()
+    return _resources(parts, OpenAIDialect(), organization_resources(parts.reports, parts.clock))
 
 
 def scale_completions_app(parts: Parts | None = None) -> FastAPI:

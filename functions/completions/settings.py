@@ -46,6 +46,11 @@ class Settings(BaseModel):
     metering_fail_open: Literal["nobody", "unlimited", "everybody"] = "unlimited"
     """Whose requests are served while the usage table cannot be written: their records go to the log instead."""
 
+    sweep_after_seconds: int = Field(default=960, ge=1)
+    """How old a hold must be to be given up: longer than any function runs, plus what clocks differ by."""
+    sweep_charge: Literal["nothing", "estimate"] = "nothing"
+    """What a request costs whose function died."""
+
     @field_validator("openai_extra_fields", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:

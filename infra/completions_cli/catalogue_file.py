@@ -187,7 +187,7 @@ class ModelEntry(_Strict):
     """Bounds a whole answer."""
     read_timeout_seconds: Seconds | None = None
     """Bounds one wait for the container."""
-    start_seconds: Annotated[int, Ge(1)] = 300
+    start_seconds: Annotated[int, Field(ge=1, le=86_400)] = 300
     """How long the model takes to start when it is scaled to zero."""
     wait_for_start: bool = False
     """Whether callers wait for that, instead of being told to come back."""

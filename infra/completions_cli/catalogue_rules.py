@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from completions.backends.codec import EncodeOptions
 from completions.backends.families import CODECS
+from completions.backends.sagemaker_async import LONGEST_WAIT_SECONDS
 from completions.domain.catalog import Capability, ModelRoute, Parameter
 from completions.domain.completion import CompletionRequest
 from completions.domain.errors import CompletionError
@@ -58,6 +59,12 @@ def entry_faults(entry: ModelEntry) -> Iterator[EntryFault]:
         yield _fault("target_variant", "cannot be combined with inference_component", "inference_component")
     if entry.asynchronous and entry.wait_for_start:
         yield _fault("wait_for_start", "means nothing on an asynchronous endpoint, which queues", "asynchronous")
+    for field in ("inference_component", "target_variant"):
+        if entry.asynchronous and getattr(entry, field) is not None:
+            yield _fault(field, "means nothing to an asynchronous endpoint", "asynchronous")
+    if entry.asynchronous and (entry.timeout_seconds or 0) > LONGEST_WAIT_SECONDS:
+        message = f"is more than the {LONGEST_WAIT_SECONDS:.0f} s an asynchronous answer is waited for"
+        yield _fault("timeout_seconds", message, "asynchronous")
     most = entry.limits.output_tokens
     if most is not None and most > entry.context_length:
         message = f"is more than the context_length of {entry.context_length}"
@@ -148,6 +155,7 @@ def _codec_faults(route: ModelRoute) -> Iterator[EntryFault]:
     codec = CODECS[route.family]
     plain = replace(route, capabilities={})
     family = codec.abilities(plain).capabilities
+    told: set[str] = set()
     for fault in codec.route_faults(plain):
         yield _fault(_FILE_NAMES.get(fault.field, fault.field), fault.message, "family")
     for parameter, capability in route.capabilities.items():
@@ -161,7 +169,16 @@ def _codec_faults(route: ModelRoute) -> Iterator[EntryFault]:
             messages = ["cannot be emulated: the service has no way to do it in the container's place"]
         if capability is Capability.HONOURED and family[parameter] is Capability.EMULATED:
             messages = [f"cannot be honoured: family '{route.family}' never sends it to the container"]
+        told |= set(messages)
         yield from (EntryFault(place, message, concerns) for message in messages)
+    together = {fault.message for fault in codec.route_faults(route) if fault.field == "capabilities"}
+    alone = {
+        fault.message
+        for parameter, capability in route.capabilities.items()
+        for fault in codec.route_faults(replace(route, capabilities={parameter: capability}))
+    }
+    for message in sorted(together - alone - told):  # what only several of them do together
+        yield _fault("capabilities", message, "family")
     yield from _attribute_faults(plain)
 
 
@@ -169,6 +186,8 @@ def _attribute_faults(route: ModelRoute) -> Iterator[EntryFault]:
     """The family may add to the operator's attributes, and the header is limited."""
     if route.custom_attributes is None:
         return
+    if "route=" in route.custom_attributes:
+        yield _fault("custom_attributes", "cannot choose the container's route: the family does", "family")
     try:
         request = CompletionRequest(route.model_id, ("x",), max_tokens=1)
         sent = CODECS[route.family].encode(request, route, EncodeOptions()).custom_attributes or ""

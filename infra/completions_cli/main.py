@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from completions_cli.keys import keys
 from completions_cli.models import models
 from completions_cli.openapi import openapi
 from completions_cli.probe import probe
@@ -12,9 +13,10 @@ from completions_cli.usage import usage
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False, help=__doc__)
 app.command()(serve)
+app.add_typer(keys, name="keys")
 app.add_typer(models, name="models")
 app.command()(probe)
-app.command()(usage)
+app.add_typer(usage, name="usage")
 app.command()(openapi)
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 OUTPUT: Final = Path("infra/openapi/openapi.json")
 _HEALTH: Final = ("GET", "/healthz")
+_DASHBOARD: Final = ("GET", "/dashboard")
 _GATEWAY_ERROR: Final = "GatewayError"
 _UNKNOWN_PATH: Final = {404: "No such path."}
 """Of a route with a parameter, which not every text fits."""
@@ -75,14 +76,15 @@ def documentations() -> tuple[Documentation, ...]:
 def build_document() -> dict[str, Any]:
     """All apps' documents in one. Raises ``ValueError`` when a route or its documentation lacks the other."""
     from completions import __version__  # noqa: PLC0415 - not for --help
+    from completions.dialects import organization_schema  # noqa: PLC0415
 
-    published = documentations()
-    operations = {_HEALTH: (_health(), ())} | {
+    published = (*documentations(), organization_schema.DOCUMENTATION)
+    operations = {_HEALTH: (_health(), ()), _DASHBOARD: (_dashboard(), ())} | {
         place: (operation, tuple(one.security)) for one in published for place, operation in one.operations.items()
     }
     paths: dict[str, dict[str, Any]] = {}
     undocumented = set(operations)
-    for app in _apps():
+    for app in (*_apps(), _page_app()):
         for route in _routes(app):
             _document(route, operations)
         for path, methods in app.openapi()["paths"].items():
@@ -106,12 +108,13 @@ def _apps() -> list[FastAPI]:
     from completions import bootstrap  # noqa: PLC0415 - not for --help
 
     nothing: Any = None
-    parts = bootstrap.Parts(registry=nothing, backend=nothing, ledger=nothing, clock=nothing)
+    parts = bootstrap.Parts(registry=nothing, backend=nothing, ledger=nothing, reports=nothing, clock=nothing)
     return [
         build(parts)
         for build in (
             bootstrap.openai_completions_app,
             bootstrap.openai_models_app,
+            bootstrap.organization_app,
             bootstrap.scale_completions_app,
             bootstrap.scale_v1_completions_app,
             bootstrap.scale_models_app,
@@ -119,6 +122,15 @@ def _apps() -> list[FastAPI]:
             bootstrap.sourcegraph_site_app,
         )
     ]
+
+
+def _page_app() -> FastAPI:
+    """The dashboard's function has no app; this stands in for it, so that its route is described as all others are."""
+    from fastapi import FastAPI  # noqa: PLC0415 - not for --help
+
+    app = FastAPI()
+    app.add_api_route(_DASHBOARD[1], lambda: None, methods=[_DASHBOARD[0]])
+    return app
 
 
 def _routes(app: FastAPI) -> Iterator[APIRoute]:
@@ -191,6 +203,12 @@ def _health() -> Operation:
     from completions.dialects.documentation import STRING, TEXT, Operation, Reply  # noqa: PLC0415 - not for --help
 
     return Operation("health", "The service's version", {200: Reply("It is there.", {TEXT: {"schema": STRING}})})
+
+
+def _dashboard() -> Operation:
+    from completions.dialects.documentation import HTML, STRING, Operation, Reply  # noqa: PLC0415 - not for --help
+
+    return Operation("dashboard", "A page that shows usage", {200: Reply("The page.", {HTML: {"schema": STRING}})})
 
 
 def _merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

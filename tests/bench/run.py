@@ -129,7 +129,8 @@ def contenders(urls: dict[str, str]) -> dict[str, Callable[[int], None]]:
     put_model(client, "RegistryTable", route)
     put_key(client, "RegistryTable", digest, principal)
     real = build_parts(settings)
-    unmetered = Parts(InMemoryRegistry({digest: principal}, [route]), real.backend, InMemoryLedger(), real.clock)
+    registry = InMemoryRegistry({digest: principal}, [route])
+    unmetered = Parts(registry, real.backend, InMemoryLedger(), real.reports, real.clock)
 
     def handler(parts: Parts) -> Any:
         return Mangum(openai_completions_app(parts), lifespan="off")

@@ -136,11 +136,14 @@ def test_usage_shows_what_was_spent(printed: tuple[Path, str]) -> None:
     answer = httpx.post(f"{base_url[1]}/v1/completions", json=body, headers={"Authorization": "Bearer sk-local"})
     usage = answer.json()["usage"]
 
-    table = run([COMMAND, "usage", "--local"], folder).stdout
+    deadline = time.monotonic() + 20
+    while "demo-vllm" not in (table := run([COMMAND, "usage", "--local"], folder).stdout):
+        assert time.monotonic() < deadline, "the stream takes a moment, but not so long"
 
     (row,) = [line for line in table.splitlines() if "demo-vllm" in line]
     cells = [cell.strip() for cell in row.strip("│").split("│")]
-    assert cells == ["demo-vllm", "local", "1", "1", str(usage["prompt_tokens"]), str(usage["completion_tokens"])]
+    tokens = [str(usage["prompt_tokens"]), "0", str(usage["completion_tokens"])]
+    assert cells == ["demo-vllm", "local", "1", "1", *tokens, "0.00"]
 
 
 def test_usage_without_a_running_stack_says_what_to_do(tmp_path: Path) -> None:

@@ -148,10 +148,30 @@ def test_the_same_routes_are_served_in_both_modes(project_root: Path) -> None:
 
 def test_every_route_has_an_event(project_root: Path) -> None:
     events = [json.loads(path.read_text()) for path in (project_root / "events").glob("*.json")]
-    covered = {(event["httpMethod"], event["resource"]) for event in events}
+    covered = {(event["httpMethod"], event["resource"]) for event in events if "httpMethod" in event}
     routes = read_gateway(project_root / "template.yaml", {}).routes
     unversioned = {("POST", "/completions")}  # the same function and body as /v1/completions
     assert {(route.method, route.path) for route in routes} - unversioned <= covered
+
+
+def test_the_roll_up_gets_settled_records_and_nothing_is_dropped_unseen(resources: dict[str, Any]) -> None:
+    (mapping,) = [one["Properties"] for one in resources.values() if one["Type"] == "AWS::Lambda::EventSourceMapping"]
+    assert mapping["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
+    assert mapping["BisectBatchOnFunctionError"] is True
+    assert mapping["MaximumRetryAttempts"] == 10
+    assert mapping["StartingPosition"] == "TRIM_HORIZON"
+    assert mapping["DestinationConfig"]["OnFailure"]["Destination"] == {"Fn::GetAtt": ["UsageRollupFailures", "Arn"]}
+    for filter_ in mapping["FilterCriteria"]["Filters"]:
+        image = json.loads(filter_["Pattern"])["dynamodb"]["NewImage"]
+        assert (image["sk"], image["state"]) == ({"S": ["RECORD"]}, {"S": ["SETTLED"]})
+
+
+def test_every_function_that_is_no_route_has_an_event(project_root: Path, resources: dict[str, Any]) -> None:
+    functions = [one["Properties"]["Handler"] for one in resources.values() if one["Type"] == FUNCTION]
+    served = {route.function.handler for route in read_gateway(project_root / "template.yaml", {}).routes}
+    for handler in functions:
+        if isinstance(handler, str) and handler not in served:
+            assert (project_root / "events" / f"{handler.split('.')[-2]}.json").is_file()
 
 
 def test_the_tables_are_kept_and_protected(project_root: Path) -> None:

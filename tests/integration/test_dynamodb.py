@@ -19,7 +19,8 @@ from completions.domain.errors import BackendUnavailableError, DuplicateRequestE
 from completions.domain.limits import KeyLimits
 from completions.domain.metering import Outcome, Principal, Reservation, Timings, UsageRecord
 from completions.metering.dynamodb import DynamoUsageLedger, FailOpen
-from completions.metering.records import day_records, open_claims
+from completions.metering.rollup_items import RolledRecord
+from completions.metering.rollup_queries import day_claims
 from completions.registry.dynamodb import DynamoRegistry, put_key, put_model
 from completions_cli.local.tables import create_tables, moto_dynamodb
 from fakes import ManualClock
@@ -232,7 +233,7 @@ def test_settling_a_claim_that_is_gone_is_an_error(client: DynamoDBClient, ledge
         claim.settle(record)
 
 
-def test_a_day_lists_its_settled_records_alone(client: DynamoDBClient, ledger: DynamoUsageLedger) -> None:
+def test_a_day_lists_its_records_and_what_is_not_settled(client: DynamoDBClient, ledger: DynamoUsageLedger) -> None:
     day = datetime(2031, 5, 17, 23, 59, tzinfo=UTC)
     for number in range(40):
         reservation, record = numbered(f"day-{number}")
@@ -242,9 +243,11 @@ def test_a_day_lists_its_settled_records_alone(client: DynamoDBClient, ledger: D
         if number % 2:
             claim.settle(replace(record, reservation=reservation))
 
-    listed = list(day_records(client, "UsageTable", day.date()))
-    assert sorted(record.request_id for record in listed) == sorted(f"day-{number}" for number in range(1, 40, 2))
-    assert open_claims(client, "UsageTable", day.date()) == 20
+    listed = list(day_claims(client, "UsageTable", day.date()))
+    settled = {claim.request_id for claim in listed if isinstance(claim, RolledRecord)}
+    assert settled == {f"day-{number}" for number in range(1, 40, 2)}
+    assert {claim.request_id for claim in listed} - settled == {f"day-{number}" for number in range(0, 40, 2)}
+    assert len(listed) == 40
 
 
 @pytest.fixture

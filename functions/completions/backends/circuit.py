@@ -1,5 +1,8 @@
 """A circuit breaker for each endpoint: after enough failures in a row it is left alone for a while.
 
+What counts is a call that may have cost something and came to nothing: a container's 500, or a silence as long as the
+client's own timeout. A caller's shorter patience says nothing about the endpoint.
+
 Powertools' state machine over a store in this process. Its DynamoDB store would tell all environments at once, for one
 more read on the way to the model whenever the cached state has aged; each environment finds out for itself instead.
 """
@@ -32,8 +35,6 @@ from completions.domain.errors import (
 
 _T = TypeVar("_T")
 _COUNTED: Final = (BackendError, BackendTimeoutError, BackendUnavailableError)
-_FAILING: Final = (Recourse.NONE, Recourse.AGAIN)
-"""The others are a wrong registry entry, and an endpoint that starts because it is asked."""
 
 
 class EndpointCircuits:
@@ -56,9 +57,9 @@ class EndpointCircuits:
             try:
                 return ask()
             except CompletionError as error:
-                if isinstance(error, _COUNTED) and error.recourse in _FAILING:
+                if isinstance(error, _COUNTED) and error.recourse is Recourse.NONE:
                     raise _EndpointFailedError(error) from error
-                return error  # a refusal is an answer: the endpoint lives
+                return error  # whoever turns a call away lives: busy, starting, or asked under a wrong name
 
         protected = circuit_breaker(name=endpoint, persistence_store=self._store, config=self._config)(counted)
         try:

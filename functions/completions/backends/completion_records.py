@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from completions.backends.codec import StreamDecoder
 from completions.backends.payload_stream import DONE
 from completions.backends.token_offsets import TokenOffsets
+from completions.backends.wire_types import TokenCount
 from completions.domain.completion import (
     ChoiceDelta,
     CompletionChunk,
@@ -61,6 +62,10 @@ class _WireToken(BaseModel):
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.bytes)
 
 
+_NOT_FOR_CALLERS: Final = ("input_value", "'input'", "/opt/", "/models/", "s3://")
+"""pydantic's reports quote the caller's own text, and paths are the operator's; every other message names a rule."""
+
+
 class _WireLogprobs(BaseModel):
     """The four arrays, or the chat layout's ``content``, which llama.cpp answers completions with."""
 
@@ -81,12 +86,12 @@ class _WireChoice(BaseModel):
 
 
 class _WirePromptTokensDetails(BaseModel):
-    cached_tokens: int | None = None
+    cached_tokens: TokenCount | None = None
 
 
 class _WireUsage(BaseModel):
-    prompt_tokens: int
-    completion_tokens: int = 0
+    prompt_tokens: TokenCount
+    completion_tokens: TokenCount = 0
     prompt_tokens_details: _WirePromptTokensDetails | None = None
 
 
@@ -209,8 +214,7 @@ def failure_error(status: int, failure: WireError) -> CompletionError:
     message = failure.message.partition(" (parameter=")[0]
     if "maximum context length" in message:
         return ContextLengthError(message, param="prompt")
-    if status in (400, 422) and message and "input_value" not in message and "'input'" not in message:
-        # pydantic's reports quote the caller's own text; every other message is vLLM's and names the rule
+    if status in (400, 422) and message and not any(sign in message for sign in _NOT_FOR_CALLERS):
         return InvalidRequestError(message, param=failure.param and failure.param.removeprefix("body."))
     if status in (400, 413, 422):
         return InvalidRequestError("The model's container refused the request.", detail=f"container status {status}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from completions.backends.codec import StreamDecoder
-from completions.backends.estimates import estimated_prompt_tokens
 from completions.domain.completion import ChoiceDelta, CompletionChunk, CompletionRequest, Usage
+from completions.domain.estimates import estimated_prompt_tokens
 
 
 class EstimatingDecoder(StreamDecoder):

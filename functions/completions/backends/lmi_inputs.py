@@ -31,7 +31,6 @@ from completions.backends.codec import (
     route_abilities,
 )
 from completions.backends.completion_body import body_bytes, prompt_value, vllm_body
-from completions.backends.estimates import estimated_prompt_tokens
 from completions.backends.lmi_container import (
     container_failure,
     failure_in_record,
@@ -39,6 +38,7 @@ from completions.backends.lmi_container import (
     version_faults,
 )
 from completions.backends.token_offsets import TokenOffsets
+from completions.backends.wire_types import TokenCount
 from completions.domain.catalog import Abilities, Capability, ModelRoute, Parameter
 from completions.domain.completion import (
     ChoiceDelta,
@@ -49,6 +49,7 @@ from completions.domain.completion import (
     Usage,
 )
 from completions.domain.errors import BackendError, CompletionError, InvalidRequestError, TruncatedStreamError
+from completions.domain.estimates import estimated_prompt_tokens
 
 _EMULATED: Final = (
     Parameter.PROMPT_BATCH,
@@ -185,8 +186,8 @@ class _WireToken(BaseModel):
 class _WireDetails(BaseModel):
     # one page of the documentation has the key with a space
     finish_reason: str | int | None = Field(None, validation_alias=AliasChoices("finish_reason", "finish reason"))
-    generated_tokens: int | None = None
-    input_length: int | None = None
+    generated_tokens: TokenCount | None = None
+    input_length: TokenCount | None = None
     tokens: tuple[_WireToken, ...] | None = None
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -21,6 +23,7 @@ from completions.backends.sagemaker_errors import CALL_FAILURES, STREAM_FAILURES
 from completions.domain.catalog import Abilities, ModelRoute
 from completions.domain.completion import CompletionChunk, CompletionRequest
 from completions.domain.errors import (
+    BackendError,
     BackendTimeoutError,
     BackendUnavailableError,
     CompletionError,
@@ -72,7 +75,10 @@ class SageMakerBackend(Backend):
         invocation = codec.encode(request, route, EncodeOptions(cache_salt=salt))
         require_body_fits(invocation, request, MAX_BODY_BYTES)
         arguments = _arguments(invocation, route, call.inference_id, salt)
-        response = self._circuits.call(circuit_name(route), lambda: self._invoked(arguments, codec, route, call))
+        response = self._within(
+            call.wait_seconds,
+            lambda: self._circuits.call(circuit_name(route), lambda: self._invoked(arguments, codec, route, call)),
+        )
         return _SageMakerStream(
             response["Body"],
             codec,
@@ -82,15 +88,19 @@ class SageMakerBackend(Backend):
             read_timeout=self._read_timeout,
         )
 
+    def _within(self, seconds: float | None, ask: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """The client's own timeout does, unless the time that is left is shorter."""
+        if seconds is None or seconds >= self._read_timeout:
+            return ask()
+        return self._calls.within(seconds, ask, too_late=_hang_up)
+
     def _invoked(self, arguments: Any, codec: Codec, route: ModelRoute, call: UpstreamCall) -> Mapping[str, Any]:
-        invoke, wait_seconds = self._client.invoke_endpoint_with_response_stream, call.wait_seconds
         call.dispatched()
         try:
-            if wait_seconds is None or wait_seconds >= self._read_timeout:
-                return invoke(**arguments)
-            return self._calls.within(wait_seconds, lambda: invoke(**arguments), too_late=_hang_up)
+            reply: Mapping[str, Any] = self._client.invoke_endpoint_with_response_stream(**arguments)
         except CALL_FAILURES as error:
             raise call_refused(error, codec, route) from error
+        return reply
 
     def _asynchronous_endpoints(self) -> AsynchronousEndpoints:
         if self._asynchronous is None:
@@ -129,6 +139,7 @@ class _SageMakerStream(BackendStream):
         self._variant = variant
         self._read_timeout = read_timeout
         self._wait_ends = math.inf
+        self._aborted = False
         self._records = _records(self._parts(), whole=whole)
         self._decoder: StreamDecoder = codec.decoder(request, whole=whole)
 
@@ -147,19 +158,36 @@ class _SageMakerStream(BackendStream):
                     return chunk
         except STREAM_FAILURES as error:
             raise stream_error(error, self._codec) from error
+        if self._aborted:
+            raise BackendError("The answer was given up.", detail="aborted")
         self._decoder.finish()
         raise StopIteration
 
     def limit_wait(self, seconds: float) -> None:
         self._wait_ends = time.monotonic() + seconds
         # botocore has no timeout for one call; the next request on this connection sets its own again
+        connection = self._socket
+        if connection is not None:
+            connection.settimeout(min(seconds, self._read_timeout))
+
+    def abort(self) -> None:
+        self._aborted = True
+        connection = self._socket
+        if connection is not None:
+            with suppress(OSError):  # it may just have ended by itself
+                # the plain one: TLS would take its state away from the thread that reads
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+    @property
+    def _socket(self) -> socket.socket | None:
         connection = self._body._raw_stream.connection
-        if connection is not None and connection.sock is not None:
-            connection.sock.settimeout(min(seconds, self._read_timeout))
+        found: socket.socket | None = None if connection is None else connection.sock
+        return found
 
     def _parts(self) -> Iterator[bytes]:
         for event in self._body:
-            yield event["PayloadPart"]["Bytes"]
+            if "PayloadPart" in event:  # the service may add events that we do not know
+                yield event["PayloadPart"]["Bytes"]
             if time.monotonic() > self._wait_ends:  # comments keep the connection alive, and are not waited for
                 raise BackendTimeoutError("The model did not answer in time.", detail="no record")
 

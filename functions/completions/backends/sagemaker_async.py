@@ -103,9 +103,10 @@ class AsynchronousEndpoints:
 
         def submit() -> Mapping[str, Any]:
             call.dispatched()
-            return self._submitted(arguments, codec, route, deadline)
+            return self._submitted(arguments, codec, route)
 
-        response = self._circuits.call(circuit_name(route), submit)
+        left = self._left(deadline)
+        response = self._calls.within(left, lambda: self._circuits.call(circuit_name(route), submit))
         box = AnswerBox(s3, *_places(response))
         return _AsynchronousAnswer(box, codec, request, self._clock, self._calls)
 
@@ -126,9 +127,9 @@ class AsynchronousEndpoints:
         self._calls.within(self._left(deadline), lambda: upload(s3, place, invocation.body, invocation.content_type))
         return {"InputLocation": place.uri}
 
-    def _submitted(self, arguments: Any, codec: Codec, route: ModelRoute, deadline: float) -> Mapping[str, Any]:
+    def _submitted(self, arguments: Any, codec: Codec, route: ModelRoute) -> Mapping[str, Any]:
         try:
-            return self._calls.within(self._left(deadline), lambda: self._client.invoke_endpoint_async(**arguments))
+            return self._client.invoke_endpoint_async(**arguments)
         except CALL_FAILURES as error:
             raise call_refused(error, codec, route) from error
 
@@ -155,6 +156,7 @@ class _AsynchronousAnswer(BackendStream):
         self._decoder: StreamDecoder = codec.decoder(request, whole=True)
         self._most_seconds = LONGEST_WAIT_SECONDS
         self._read = False
+        self._aborted = False
 
     @property
     def variant(self) -> str | None:
@@ -185,11 +187,16 @@ class _AsynchronousAnswer(BackendStream):
             if left <= 0:
                 break
             self._clock.sleep(min(interval, left))
+            if self._aborted:
+                raise BackendError("The answer was given up.", detail="aborted")
             left = deadline - self._clock.monotonic()
             found = self._calls.within(max(left, _LAST_LOOK_SECONDS), self._box.look)
             if found is not None:
                 return found
         raise BackendTimeoutError("The model did not answer in time.", detail=f"no object in S3: {self._box.last_seen}")
+
+    def abort(self) -> None:
+        self._aborted = True
 
     def close(self) -> None:
         """Nothing is held between two looks, and the invocation cannot be called off."""

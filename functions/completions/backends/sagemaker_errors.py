@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from botocore.eventstream import ParserError
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -32,7 +33,7 @@ from completions.domain.errors import (
 )
 
 CALL_FAILURES: Final = (ClientError, BotoCoreError)
-STREAM_FAILURES: Final = (EventStreamError, BotoCoreError, HTTPError)
+STREAM_FAILURES: Final = (EventStreamError, BotoCoreError, HTTPError, ParserError)
 
 _BUSY = "The model is busy; try again shortly."
 _ABSENT = "The model is not available right now."
@@ -61,7 +62,10 @@ _BY_CODE: Final[Mapping[str, _Row]] = {
     "InternalStreamFailure": _Row(BackendError, _FAILED),
     # credentials and permissions: nothing the caller can mend
     "AccessDeniedException": _Row(BackendUnavailableError, _ABSENT, None, Recourse.ELSEWHERE),
+    "AccessDenied": _Row(BackendUnavailableError, _ABSENT, None, Recourse.ELSEWHERE),
     "ExpiredTokenException": _Row(BackendUnavailableError, _ABSENT, None, Recourse.ELSEWHERE),
+    "ExpiredToken": _Row(BackendUnavailableError, _ABSENT, None, Recourse.ELSEWHERE),
+    "UnrecognizedClientException": _Row(BackendUnavailableError, _ABSENT, None, Recourse.ELSEWHERE),
 }
 _NO_CAPACITY = _Row(
     BackendUnavailableError, "The model is starting; try again in a few minutes.", None, Recourse.WHEN_STARTED

@@ -24,7 +24,6 @@ from completions.backends.codec import (
     route_abilities,
 )
 from completions.backends.completion_body import body_bytes, prompt_value
-from completions.backends.estimates import estimated_prompt_tokens
 from completions.backends.payload_stream import DONE
 from completions.backends.tgi_rules import (
     MAX_STOPS,
@@ -35,6 +34,7 @@ from completions.backends.tgi_rules import (
     tgi_error,
 )
 from completions.backends.token_offsets import TokenOffsets
+from completions.backends.wire_types import TokenCount
 from completions.domain.catalog import Abilities, Capability, ModelRoute, Parameter
 from completions.domain.completion import (
     ChoiceDelta,
@@ -47,6 +47,7 @@ from completions.domain.completion import (
     Usage,
 )
 from completions.domain.errors import BackendError, CompletionError, InvalidRequestError, TruncatedStreamError
+from completions.domain.estimates import estimated_prompt_tokens
 
 _HONOURED: Final = (
     Parameter.TEMPERATURE,
@@ -187,8 +188,8 @@ class _WireToken(BaseModel):
 
 class _WireDetails(BaseModel):
     finish_reason: str
-    generated_tokens: int
-    input_length: int | None = None
+    generated_tokens: TokenCount
+    input_length: TokenCount | None = None
     # of a whole answer alone
     tokens: tuple[_WireToken, ...] = ()
     top_tokens: tuple[tuple[_WireToken, ...], ...] | None = None

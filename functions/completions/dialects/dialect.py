@@ -14,7 +14,10 @@ from completions.domain.metering import Principal
 
 @dataclass(frozen=True, slots=True)
 class WireRequest:
-    """An HTTP request as the client sent it; header names are lower case, ``path_parameters`` are the route's own."""
+    """An HTTP request as the client sent it; header names are lower case, ``path_parameters`` are the route's own.
+
+    Of a name that comes several times ``query`` has the last value, ``query_items`` all of them.
+    """
 
     method: str
     path: str
@@ -22,6 +25,7 @@ class WireRequest:
     headers: Mapping[str, str]
     body: bytes
     path_parameters: Mapping[str, str] = field(default_factory=dict)
+    query_items: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +109,10 @@ class Dialect(Protocol):
 class Resource:
     """A route beside the completions: what ``reply`` makes of the request, its caller and the models that one may use.
 
-    ``path`` is FastAPI's. ``reply`` raises any ``CompletionError``.
+    ``path`` is FastAPI's. ``reply`` raises any ``CompletionError``. One for ``admins`` refuses every other key.
     """
 
     method: str
     path: str
     reply: Callable[[WireRequest, Principal, Sequence[ModelRoute]], WireReply]
+    admins: bool = False

@@ -38,6 +38,7 @@ Errors: TypeAlias = Iterable[tuple[CompletionError, str]]
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
 TEXT: Final = "text/plain"
+HTML: Final = "text/html"
 END: Final = "[DONE]"
 """The data of the event behind a whole answer, where there is one."""
 

@@ -98,7 +98,7 @@ def hold_update(limits: KeyLimits, hold: Hold, forget: Sequence[str]) -> dict[st
         for kind in (LimitKind.REQUESTS_PER_MINUTE, LimitKind.TOKENS_PER_MINUTE)
         for age in _STALE_MINUTES
     ]
-    done = [CLOSED + record_id for record_id in forget if record_id != hold.record_id]
+    done = [CLOSED + record_id for record_id in dict.fromkeys(forget) if record_id != hold.record_id]
     removed = [expression.name(name) for name in (*stale, *done)]
     value = {
         "claim": {"S": hold.claim_id},
@@ -127,7 +127,19 @@ def close_update(hold: Hold, result: Result, now: datetime, *, keep: bool) -> di
         is_old = kind is LimitKind.TOKENS_PER_MINUTE and abs(now - hold.at) > _ADJUSTABLE  # its counter may be gone
         if ("tokens" in kind or "nanos" in kind) and not is_old:
             added.append(f"{expression.name(counter(kind, hold.at))} {expression.number(amount(kind, difference))}")
-    value = {
+    entry = {"M": closed_entry(hold, result)}
+    kept = f"SET {expression.name(CLOSED + hold.record_id)} = {expression.value(entry)} " if keep else ""
+    mine = expression.value({"S": hold.claim_id})
+    return {
+        "UpdateExpression": f"{kept}REMOVE {opened} ADD {', '.join(added)}",
+        "ConditionExpression": f"{opened}.{expression.name('claim')} = {mine}",
+        **expression.arguments,
+    }
+
+
+def closed_entry(hold: Hold, result: Result) -> dict[str, Any]:
+    """The value of a ``closed`` attribute."""
+    return {
         "claim": {"S": hold.claim_id},
         "at": {"S": hold.at.isoformat()},
         "outcome": {"S": result.outcome.value},
@@ -136,13 +148,6 @@ def close_update(hold: Hold, result: Result, now: datetime, *, keep: bool) -> di
         "cached": {"N": str(result.usage.cached_tokens)},
         "estimated": {"BOOL": result.usage.estimated},
         "nanos": {"N": str(result.nanos)},
-    }
-    kept = f"SET {expression.name(CLOSED + hold.record_id)} = {expression.value({'M': value})} " if keep else ""
-    mine = expression.value({"S": hold.claim_id})
-    return {
-        "UpdateExpression": f"{kept}REMOVE {opened} ADD {', '.join(added)}",
-        "ConditionExpression": f"{opened}.{expression.name('claim')} = {mine}",
-        **expression.arguments,
     }
 
 

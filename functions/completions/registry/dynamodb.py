@@ -1,10 +1,13 @@
-"""Keys and models from the registry table: one batched read for a cold request, none for a warm one."""
+"""Keys and models from the registry table: one batched read for a cold request, none for a warm one.
+
+What operators do with keys is in ``registry/keys.py``; ``put_key`` and ``list_keys`` are here by name as well.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -19,13 +22,15 @@ from completions.registry.items import (
     KEY_SORT,
     MODEL_PARTITION,
     KeyItem,
-    KeyLimitsItem,
     ModelItem,
     key_partition,
 )
+from completions.registry.keys import list_keys, put_key
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
+
+__all__ = ["DynamoRegistry", "list_keys", "put_key", "put_model", "read_models", "write_models"]
 
 _Key = tuple[str, str]
 _T = TypeVar("_T")
@@ -94,7 +99,9 @@ class DynamoRegistry(Registry):
         return {key: cached[key].item if key in cached else read.get(key) for key in keys}
 
     def _read(self, keys: list[_Key]) -> dict[_Key, _Item]:
-        wanted: Any = {self._table: {"Keys": [{"pk": {"S": pk}, "sk": {"S": sk}} for pk, sk in keys]}}
+        # consistent: a read that lags behind would keep a revoked key alive for one more round of the cache
+        names = [{"pk": {"S": pk}, "sk": {"S": sk}} for pk, sk in keys]
+        wanted: Any = {self._table: {"Keys": names, "ConsistentRead": True}}
         found: dict[_Key, _Item] = {}
         with _unreachable_as_unavailable():
             for _ in range(_READS):
@@ -157,22 +164,6 @@ def write_models(
     ]
     for start in range(0, len(actions), _MAX_TRANSACTION):
         client.transact_write_items(TransactItems=actions[start : start + _MAX_TRANSACTION])
-
-
-def put_key(client: DynamoDBClient, table: str, secret_sha256: str, principal: Principal) -> None:
-    """Write one API key by its digest."""
-    allowed = None if principal.allowed_models is None else sorted(principal.allowed_models)
-    item = KeyItem(
-        key_id=principal.key_id,
-        owner=principal.owner,
-        team=principal.team,
-        admin=principal.admin,
-        allowed_models=allowed,
-        limits=KeyLimitsItem(**asdict(principal.limits)),
-        expires_at=principal.expires_at,
-        disabled=principal.disabled,
-    )
-    client.put_item(TableName=table, Item=serialized(item, pk=key_partition(secret_sha256), sk=KEY_SORT))
 
 
 def _parsed(item: Mapping[str, Any] | None, parse: Callable[[Mapping[str, Any]], _T]) -> _T | None:

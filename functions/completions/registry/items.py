@@ -1,11 +1,19 @@
 """The shape of the registry table's items, and their translation to and from the domain.
 
-One table, two kinds of item: ``KEY#<sha256>`` for an API key, and ``MODEL`` with the id or an alias as sort key, so
-that all models are one query. An alias is a copy of the whole item under the other name: one read finds either.
+One table, three kinds of item:
+
+- ``KEY#<sha256>`` for each secret of an API key: what a request reads.
+- ``KEYS`` with the key's id as sort key: the same facts and the digests of its secrets, so that all keys are one query
+  and a key is found without its secret. Both kinds are written in one transaction.
+- ``MODEL`` with the id or an alias as sort key, so that all models are one query. An alias is a copy of the whole item
+  under the other name: one read finds either.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
@@ -16,10 +24,42 @@ from completions.domain.metering import Principal
 
 MODEL_PARTITION: Final = "MODEL"
 KEY_SORT: Final = "KEY"
+KEYS_PARTITION: Final = "KEYS"
 
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
 NonNegative: TypeAlias = Annotated[int, Field(ge=0)]
 Seconds: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class RetiredSecret:
+    """A secret that was replaced, and serves until ``until`` all the same."""
+
+    sha256: str = field(repr=False)
+    prefix: str | None
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEntry:
+    """An API key as its operator sees it. ``prefix`` is how its secret begins, ``sha256`` the secret's digest.
+
+    ``version`` grows with every change: a change is written only over the version it was made from.
+    """
+
+    principal: Principal
+    sha256: str = field(repr=False)
+    prefix: str | None = None
+    created_at: datetime | None = None
+    retired: tuple[RetiredSecret, ...] = ()
+    version: int = 1
+
+    def secrets(self) -> Iterator[tuple[str, str | None, Principal]]:
+        """Digest, prefix and owner of each secret; a retired one's owner expires with it."""
+        yield self.sha256, self.prefix, self.principal
+        for one in self.retired:
+            ends = min(one.until, self.principal.expires_at or one.until)
+            yield one.sha256, one.prefix, replace(self.principal, expires_at=ends)
 
 
 class KeyLimitsItem(BaseModel):
@@ -35,11 +75,13 @@ class KeyLimitsItem(BaseModel):
 
 
 class KeyItem(BaseModel):
-    """What the table keeps of an API key: never the key, only its digest in the partition key."""
+    """What the table keeps of an API key: never the key, only its digest in the partition key, and how it begins."""
 
     model_config = ConfigDict(extra="ignore")
 
     key_id: str
+    prefix: str | None = None
+    created_at: AwareDatetime | None = None
     owner: str
     team: str | None = None
     admin: bool = False
@@ -59,6 +101,59 @@ class KeyItem(BaseModel):
             limits=KeyLimits(**self.limits.model_dump()),
             expires_at=self.expires_at,
             disabled=self.disabled,
+        )
+
+    @staticmethod
+    def facts(principal: Principal) -> dict[str, Any]:
+        """A principal's facts under the names they have here."""
+        return {
+            "key_id": principal.key_id,
+            "owner": principal.owner,
+            "team": principal.team,
+            "admin": principal.admin,
+            "allowed_models": None if principal.allowed_models is None else sorted(principal.allowed_models),
+            "limits": asdict(principal.limits),
+            "expires_at": principal.expires_at,
+            "disabled": principal.disabled,
+        }
+
+
+class RetiredSecretItem(BaseModel):
+    """The fields of ``RetiredSecret``."""
+
+    sha256: str
+    prefix: str | None = None
+    until: AwareDatetime
+
+
+class KeyEntryItem(KeyItem):
+    """The fields of ``KeyEntry``."""
+
+    sha256: str
+    retired: list[RetiredSecretItem] = []
+    version: NonNegative
+
+    def to_entry(self) -> KeyEntry:
+        """The operator's view."""
+        return KeyEntry(
+            principal=self.to_principal(),
+            sha256=self.sha256,
+            prefix=self.prefix,
+            created_at=self.created_at,
+            retired=tuple(RetiredSecret(one.sha256, one.prefix, one.until) for one in self.retired),
+            version=self.version,
+        )
+
+    @classmethod
+    def from_entry(cls, entry: KeyEntry) -> KeyEntryItem:
+        """The table's view."""
+        return cls(
+            **KeyItem.facts(entry.principal),
+            prefix=entry.prefix,
+            created_at=entry.created_at,
+            sha256=entry.sha256,
+            retired=[RetiredSecretItem(**asdict(one)) for one in entry.retired],
+            version=entry.version,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -18,14 +18,16 @@ from completions.domain.completion import (
     Usage,
 )
 from completions.domain.errors import BackendError, TruncatedStreamError
+from completions.domain.estimates import estimated_prompt_tokens
 from completions.service.stops import joined_logprobs
 
 
 class Tally:
     """Counts while chunks pass: what was used so far, and which choices are finished."""
 
-    def __init__(self, choice_count: int) -> None:
+    def __init__(self, choice_count: int, prompts: Sequence[Prompt] = ()) -> None:
         self._open = set(range(choice_count))
+        self._prompts = prompts
         self._reported: Usage | None = None
         self._deltas = 0
 
@@ -40,8 +42,10 @@ class Tally:
 
     @property
     def usage(self) -> Usage:
-        """The container's last count; without one, a delta is taken for a token and marked as an estimate."""
-        return self._reported or Usage(0, self._deltas, estimated=self._deltas > 0)
+        """The container's last count; without one an estimate, once there is something: each delta a token."""
+        if self._reported is not None or self._deltas == 0:
+            return self._reported or Usage(0, 0)
+        return Usage(estimated_prompt_tokens(self._prompts), self._deltas, estimated=True)
 
     @property
     def finished(self) -> bool:

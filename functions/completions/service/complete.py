@@ -59,14 +59,13 @@ class CompletionStream:
     """An answer whose first chunk has arrived. Iterate it to the end or close it: either settles the claim.
 
     ``model`` is the id of the one that answers, ``limits`` what the key has left, ``usage`` the running count, and the
-    final one at the end.
+    final one at the end. ``abort`` ends a chunk that is being waited for; ``close`` is still to follow.
     """
 
-    def __init__(
-        self, model: str, limits: Sequence[LimitStatus], first: CompletionChunk, rest: Generator[CompletionChunk]
-    ) -> None:
-        self.model = model
-        self.limits = limits
+    def __init__(self, attempt: _Attempt, first: CompletionChunk, rest: Generator[CompletionChunk]) -> None:
+        self.model = attempt.plan.route.model_id
+        self.limits = attempt.limits
+        self.abort = attempt.abort
         self.usage = Usage(0, 0)
         self._first: CompletionChunk | None = first
         self._rest = rest
@@ -167,14 +166,14 @@ class CompletionService:
     def _open(self, attempt: _Attempt) -> CompletionStream:
         chunks = self._run(attempt)
         first = next(chunks)
-        return CompletionStream(attempt.plan.route.model_id, attempt.limits, first, chunks)
+        return CompletionStream(attempt, first, chunks)
 
     def _run(self, attempt: _Attempt) -> Generator[CompletionChunk]:
         context, route = attempt.context, attempt.plan.route
         reservation = self._reservation(attempt, context)
         claim = self._ledger.reserve(reservation)
         attempt.limits = claim.limits
-        meter = Meter(reservation, route, attempt.plan.request.choice_count, context.arrived, self._clock)
+        meter = Meter(reservation, route, attempt.plan.request, context.arrived, self._clock)
         try:
             yield from self._answer(attempt, meter, claim)
             meter.tally.require_finished()
@@ -186,20 +185,24 @@ class CompletionService:
             raise
         except CompletionError as error:
             meter.fail(error)
+            if attempt.aborted:
+                meter.outcome = Outcome.ABORTED
             if error.param is not None:  # a codec knows the canonical name alone
-                error.param = attempt.request.param_names.get(error.param, error.param)
+                canonical = "prompts" if error.param == "prompt" else error.param
+                error.param = attempt.request.param_names.get(canonical, error.param)
             raise
         finally:
             _settle(claim, meter.record())
 
     def _answer(self, attempt: _Attempt, meter: Meter, claim: Claim) -> Generator[CompletionChunk]:
-        dispatcher, lead = yield from self._begun(attempt, meter)
+        dispatcher, lead = yield from self._begun(attempt, meter, claim)
         plan = attempt.plan
         jobs: list[Job] = [
             partial(self._follow, dispatcher, plan, number, attempt.context) for number in range(1, len(plan.calls))
         ]
         meter.variant = lead.stream.variant
-        with lead.stream, closing(merged(plan.calls, lead, jobs)) as chunks:
+        together = merged(plan.calls, lead, jobs, stop=dispatcher.stop, unheard=meter.heard_too_late)
+        with lead.stream, closing(together) as chunks:
             claim.confirm()
             for chunk in plan.pipeline(chunks):
                 meter.saw(chunk)
@@ -207,7 +210,9 @@ class CompletionService:
                     raise BackendTimeoutError("The model did not finish in the time that was left.")
                 yield chunk
 
-    def _begun(self, attempt: _Attempt, meter: Meter) -> Generator[CompletionChunk, None, tuple[Dispatcher, Upstream]]:
+    def _begun(
+        self, attempt: _Attempt, meter: Meter, claim: Claim
+    ) -> Generator[CompletionChunk, None, tuple[Dispatcher, Upstream]]:
         """The answer of the first plan that gets one. Raises what the first plan failed with, if none does."""
         failures: list[CompletionError] = []
         for plan in attempt.plans:
@@ -219,6 +224,7 @@ class CompletionService:
                 failures.append(error)
         first, failure = attempt.plans[0], failures[0]
         if attempt.context.patient and first.route.wait_for_start and failure.recourse is Recourse.WHEN_STARTED:
+            claim.confirm()  # from here on the caller hears from us
             return (yield from self._led(first, attempt, meter, patient=True))
         raise failure
 
@@ -226,9 +232,10 @@ class CompletionService:
         self, plan: Plan, attempt: _Attempt, meter: Meter, *, patient: bool
     ) -> Generator[CompletionChunk, None, tuple[Dispatcher, Upstream]]:
         attempt.plan = plan
-        meter.ask(plan.route, plan.request.choice_count)
+        meter.ask(plan.route, plan.request)
         deadline = _earliest(attempt.context, attempt.request, plan.route)
         dispatcher = Dispatcher(self._backend, self._clock, self._retries, meter.dispatched, deadline)
+        attempt.dispatcher = dispatcher
         call = UpstreamCall(attempt.context.request_id, attempt.context.principal.tenant)
         return dispatcher, (yield from dispatcher.open(plan.calls[0].request, plan.route, call, patient=patient))
 
@@ -277,6 +284,14 @@ class _Attempt:
     plans: Sequence[Plan]
     plan: Plan
     limits: Sequence[LimitStatus] = ()
+    dispatcher: Dispatcher | None = None
+    aborted: bool = False
+
+    def abort(self) -> None:
+        """The caller has gone; from any thread."""
+        self.aborted = True
+        if self.dispatcher is not None:
+            self.dispatcher.stop()
 
 
 def _earliest(context: CallContext, request: CompletionRequest, route: ModelRoute) -> float | None:

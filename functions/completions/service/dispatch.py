@@ -9,11 +9,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
+from threading import Event
 from typing import Final
 
 from completions.domain.catalog import ModelRoute
 from completions.domain.completion import CompletionChunk, CompletionRequest
-from completions.domain.errors import CompletionError, Recourse, TruncatedStreamError
+from completions.domain.errors import BackendTimeoutError, CompletionError, Recourse, TruncatedStreamError
 from completions.domain.ports import Backend, BackendStream, Clock, UpstreamCall
 
 WAITING: Final = CompletionChunk()
@@ -66,12 +67,26 @@ class Dispatcher:
         self._clock = clock
         self._policy = policy
         self._dispatched = dispatched
+        self._stopped = Event()
+        self._streams: list[BackendStream] = []
         self._deadline = deadline
 
     @property
     def late(self) -> bool:
         """Whether the deadline has passed."""
         return self._deadline is not None and self._clock.monotonic() > self._deadline
+
+    def stop(self) -> None:
+        """Nobody listens any more: no further call goes out, and every answer in progress ends at once. From any
+        thread."""
+        self._stopped.set()
+        for stream in tuple(self._streams):
+            stream.abort()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was."""
+        return self._stopped.is_set()
 
     def open(
         self, request: CompletionRequest, route: ModelRoute, call: UpstreamCall, *, patient: bool
@@ -94,9 +109,14 @@ class Dispatcher:
             self._clock.sleep(delay)
 
     def _begun(self, request: CompletionRequest, route: ModelRoute, call: UpstreamCall) -> Upstream:
+        if self.late or self.stopped:
+            raise BackendTimeoutError("There was no time left to ask the model.")
         call = replace(call, wait_seconds=self._wait(route), dispatched=self._dispatched)
         stream = self._backend.stream(request, route, call)
+        self._streams.append(stream)
         try:
+            if self.stopped:
+                raise BackendTimeoutError("There was no time left to ask the model.")
             chunks = self._limited(stream, route)
             first = next(chunks, None)
             if first is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from completions.domain.catalog import ModelRoute
-from completions.domain.completion import CompletionChunk
+from completions.domain.completion import CompletionChunk, CompletionRequest, Usage
 from completions.domain.errors import CompletionError, InvalidRequestError, RateLimitError
 from completions.domain.metering import Outcome, Reservation, Timings, UsageRecord
 from completions.domain.ports import Clock
@@ -18,9 +18,9 @@ class Meter:
     """
 
     def __init__(
-        self, reservation: Reservation, route: ModelRoute, choice_count: int, arrived: float, clock: Clock
+        self, reservation: Reservation, route: ModelRoute, request: CompletionRequest, arrived: float, clock: Clock
     ) -> None:
-        self.tally = Tally(choice_count)
+        self.tally = Tally(request.choice_count, request.prompts)
         self.outcome = Outcome.FAILED
         self.variant: str | None = None
         self.route = route
@@ -32,10 +32,10 @@ class Meter:
         self._first: float | None = None
         self._error: str | None = None
 
-    def ask(self, route: ModelRoute, choice_count: int) -> None:
+    def ask(self, route: ModelRoute, request: CompletionRequest) -> None:
         """From here on it is ``route`` that is asked; nothing has been generated yet."""
         self.route = route
-        self.tally = Tally(choice_count)
+        self.tally = Tally(request.choice_count, request.prompts)
 
     def dispatched(self) -> None:
         """One more call goes out."""
@@ -46,6 +46,10 @@ class Meter:
         if self._first is None:
             self._first = self._clock.monotonic()
         self.tally.add(chunk)
+
+    def heard_too_late(self, usage: Usage) -> None:
+        """Note what was used in the end, though nobody reads it any more."""
+        self.tally.add(CompletionChunk(usage=usage))
 
     def fail(self, error: CompletionError) -> None:
         """Note how it ended."""

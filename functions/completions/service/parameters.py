@@ -77,7 +77,7 @@ def check_parameters(request: CompletionRequest, route: ModelRoute, abilities: A
         )
     _check_length(request, route)
     if not all(request.prompts):
-        name = request.param_names.get("prompt", "prompt")
+        name = request.param_names.get("prompts", "prompt")
         if route.document_start is None:
             raise InvalidRequestError(f"The model '{route.model_id}' cannot complete an empty '{name}'.", param=name)
         if request.echo:

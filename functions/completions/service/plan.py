@@ -81,7 +81,7 @@ def _calls(request: CompletionRequest, abilities: Abilities) -> tuple[PlannedCal
         names = request.param_names
         raise InvalidRequestError(
             f"This model is asked once for each choice, and {calls} times is too often; at most {MOST_CALLS}.",
-            param=names.get("n", "n") if one_by_one else names.get("prompt", "prompt"),
+            param=names.get("n", "n") if one_by_one else names.get("prompts", "prompt"),
         )
     if not one_by_one:
         return tuple(_call(request, batch, range(request.n)) for batch in batches)

@@ -97,8 +97,10 @@ class StopCutter:
         self._released += len(text)
         parts, self._held_logprobs = self._held_logprobs, []
         logprobs = joined_logprobs(parts) if parts else None
-        if logprobs is not None and finish_reason is FinishReason.STOP:
-            logprobs = _before(logprobs, self._released)
+        if logprobs is not None and (finish_reason is FinishReason.STOP or finish_reason is None):
+            # a token whose text is held back, or cut, is not told
+            logprobs, held = _split(logprobs, self._released)
+            self._held_logprobs = [held] if held.tokens and finish_reason is None else []
         return replace(delta, text=text, logprobs=logprobs, finish_reason=finish_reason)
 
 
@@ -112,12 +114,17 @@ def joined_logprobs(parts: list[Logprobs]) -> Logprobs:
     )
 
 
-def _before(logprobs: Logprobs, end: int) -> Logprobs:
-    """The entries of tokens that begin before ``end``, in characters of the returned text."""
-    kept = [number for number, offset in enumerate(logprobs.text_offset) if offset < end]
+def _split(logprobs: Logprobs, end: int) -> tuple[Logprobs, Logprobs]:
+    """The entries of tokens that begin before ``end``, in characters of the returned text, and the others."""
+    early = [number for number, offset in enumerate(logprobs.text_offset) if offset < end]
+    late = [number for number, offset in enumerate(logprobs.text_offset) if offset >= end]
+    return _picked(logprobs, early), _picked(logprobs, late)
+
+
+def _picked(logprobs: Logprobs, numbers: list[int]) -> Logprobs:
     return Logprobs(
-        tokens=tuple(logprobs.tokens[number] for number in kept),
-        token_logprobs=tuple(logprobs.token_logprobs[number] for number in kept),
-        top_logprobs=tuple(logprobs.top_logprobs[number] for number in kept),
-        text_offset=tuple(logprobs.text_offset[number] for number in kept),
+        tokens=tuple(logprobs.tokens[number] for number in numbers),
+        token_logprobs=tuple(logprobs.token_logprobs[number] for number in numbers),
+        top_logprobs=tuple(logprobs.top_logprobs[number] for number in numbers),
+        text_offset=tuple(logprobs.text_offset[number] for number in numbers),
     )

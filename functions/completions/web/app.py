@@ -22,7 +22,7 @@ from completions.domain.ports import Clock, Registry
 from completions.observability import logger
 from completions.service.complete import CallContext, CompletionService
 from completions.web.arrival import Arrival
-from completions.web.auth import authenticate
+from completions.web.auth import authenticate, require_admin
 from completions.web.idempotency import logical_request
 from completions.web.middleware import RequestMiddleware
 from completions.web.sse import StreamedReply
@@ -79,6 +79,8 @@ def _completing(
 def _replying(dialect: Dialect, resource: Resource, registry: Registry, clock: Clock) -> Callable[..., Response]:
     def reply(wire: Annotated[WireRequest, Depends(_wire_request)]) -> Response:
         principal = authenticate(dialect, wire, registry, clock)
+        if resource.admins:
+            require_admin(principal)
         visible = [route for route in registry.routes() if principal.may_use(route.model_id)]
         return _response(resource.reply(wire, principal, visible))
 
@@ -106,6 +108,7 @@ async def _wire_request(request: Request) -> WireRequest:
         headers=dict(request.headers),
         body=await request.body(),
         path_parameters=request.path_params,
+        query_items=request.query_params.multi_items(),
     )
 
 

@@ -19,7 +19,7 @@ from completions.web.middleware import log_unexpected
 class StreamedReply(Response):
     """Server-sent events. The status is sent at once: the answer's first chunk is already here.
 
-    A client that hangs up is noticed between two chunks. However the response ends, the answer is closed, and so its
+    A client that hangs up ends the wait for the next chunk. However the response ends, the answer is closed, and so its
     claim settled, before it does.
     """
 
@@ -36,7 +36,7 @@ class StreamedReply(Response):
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async with anyio.create_task_group() as group:
-                group.start_soon(_cancel_on_disconnect, receive, group.cancel_scope)
+                group.start_soon(_end_on_disconnect, receive, self._stream, group.cancel_scope)
                 while (frames := await run_sync(next, self._frames, None)) is not None:
                     await send({"type": "http.response.body", "body": frames, "more_body": True})
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -46,9 +46,10 @@ class StreamedReply(Response):
                 await run_sync(self._stream.close)
 
 
-async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:
+async def _end_on_disconnect(receive: Receive, stream: CompletionStream, scope: anyio.CancelScope) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    stream.abort()
     scope.cancel()
 
 

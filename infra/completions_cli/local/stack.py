@@ -21,10 +21,13 @@ from completions_cli.local.lmi_container import create_lmi_container
 from completions_cli.local.model_container import create_model_container
 from completions_cli.local.ngram import NGramModel, standard_library
 from completions_cli.local.sagemaker_runtime import SageMakerRuntime
+from completions_cli.local.schedule import running_schedules
 from completions_cli.local.server import bind, serving
+from completions_cli.local.stream_poller import polling_streams
 from completions_cli.local.tables import LOCAL_KEY, create_tables, moto_dynamodb, seed_registry
 from completions_cli.local.template import read_gateway
 from completions_cli.local.tgi_container import create_tgi_container
+from completions_cli.local.triggers import schedule_triggers, stream_triggers
 
 REGISTRY_TABLE: Final = "RegistryTable"
 USAGE_TABLE: Final = "UsageTable"
@@ -97,6 +100,8 @@ def running_stack(options: StackOptions) -> Iterator[LocalStack]:
         os.environ.update(environment)
         _prepare_tables(options, routes, dynamodb_url)
         gateway = Gateway(template)
+        cleanup.enter_context(running_schedules(schedule_triggers(options.template)))
+        cleanup.enter_context(polling_streams(stream_triggers(options.template), dynamodb_url))
         cleanup.callback(gateway.close)
         base_url = cleanup.enter_context(serving(gateway, listener))
         try:

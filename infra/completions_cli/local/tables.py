@@ -1,24 +1,22 @@
-"""DynamoDB for the local stack: moto's server in this process, tables as ``infra/tables.yaml`` declares them, and the
-key and models a newcomer starts with."""
+"""The local stack's tables, as ``infra/tables.yaml`` declares them, and the key and models a newcomer starts with."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-
-from moto.server import ThreadedMotoServer
 
 from completions.domain.catalog import ModelRoute
 from completions.domain.metering import Principal
 from completions.registry.dynamodb import put_key, put_model
 from completions.web.auth import secret_digest
+from completions_cli.local.moto_server import moto_dynamodb
 from completions_cli.local.template import load_template
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
+
+__all__ = ["LOCAL_KEY", "create_tables", "moto_dynamodb", "seed_registry"]
 
 LOCAL_KEY: Final = "sk-local"
 _CREATE_TABLE_PROPERTIES: Final = (
@@ -27,19 +25,6 @@ _CREATE_TABLE_PROPERTIES: Final = (
     "KeySchema",
     "GlobalSecondaryIndexes",
 )
-
-
-@contextmanager
-def moto_dynamodb() -> Iterator[str]:
-    """moto's server on a free loopback port; its URL."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        yield f"http://{host}:{port}"
-    finally:
-        server.stop()
 
 
 def create_tables(client: DynamoDBClient, declaration: Path) -> None:

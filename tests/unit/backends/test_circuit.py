@@ -94,7 +94,7 @@ def test_a_success_in_between_starts_the_count_again(circuits: EndpointCircuits,
 
 @pytest.mark.parametrize(
     "error",
-    [BackendTimeoutError("slow"), BackendUnavailableError("m", recourse=Recourse.AGAIN), BackendError("m")],
+    [BackendTimeoutError("slow"), BackendUnavailableError("m"), BackendError("m")],
 )
 def test_what_counts_is_an_endpoint_that_does_not_do_its_work(
     circuits: EndpointCircuits, endpoint: str, clock: Time, error: CompletionError
@@ -108,6 +108,7 @@ def test_what_counts_is_an_endpoint_that_does_not_do_its_work(
     [
         InvalidRequestError("m"),
         RateLimitError("m", recourse=Recourse.AGAIN),
+        BackendUnavailableError("overloaded", recourse=Recourse.AGAIN),
         BackendUnavailableError("no such endpoint", recourse=Recourse.ELSEWHERE),
         BackendUnavailableError("starting", recourse=Recourse.WHEN_STARTED),
     ],

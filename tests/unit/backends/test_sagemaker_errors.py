@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Event, Thread
+from threading import Event, Thread, Timer
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ from completions.domain.errors import (
 from completions.domain.ports import UpstreamCall
 from completions.settings import Settings
 from completions_cli.local import event_stream
-from completions_cli.local.faults import Fault, Refusal
+from completions_cli.local.faults import Fault, Refusal, Replacement
 from completions_cli.local.sagemaker_runtime import SageMakerRuntime
 from fakes import request, route
 
@@ -395,3 +396,82 @@ def test_a_call_the_circuit_holds_back_is_none(runtime: SageMakerRuntime, monkey
             with pytest.raises(CompletionError):
                 backend.stream(request(), route(inference_component="held-back"), call)  # a circuit of its own
     assert len(sent) == runtime.call_count[ENDPOINT] == 2
+
+
+USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+
+
+def document(**fields: object) -> bytes:
+    choice = {"index": 0, "text": "cd", "finish_reason": "stop"}
+    whole = {"object": "text_completion", "choices": [choice], "usage": USAGE, **fields}
+    return json.dumps(whole, indent=2).encode()
+
+
+def test_a_container_that_answers_a_stream_call_with_one_document_is_read(
+    backend: SageMakerBackend, runtime: SageMakerRuntime
+) -> None:
+    answer = Replacement(body=document(), content_type="application/json; charset=utf-8")
+    runtime.faults.replace(ENDPOINT, [Fault(replacement=answer, split_every=7)])
+    assert read(backend) == "cd"
+
+
+@pytest.mark.parametrize("count", [-1, 2**31 + 1, 10**26])
+def test_a_count_that_cannot_be_is_no_answer(backend: SageMakerBackend, runtime: SageMakerRuntime, count: int) -> None:
+    answer = Replacement(body=document(usage={**USAGE, "prompt_tokens": count}), content_type="application/json")
+    runtime.faults.replace(ENDPOINT, [Fault(replacement=answer)])
+    assert type(failure(backend)) is BackendError
+
+
+def framed(frames: bytes, monkeypatch: pytest.MonkeyPatch) -> tuple[str, CompletionError | None]:
+    """What is read of a response whose event stream is ``frames``, and how it ends."""
+    platform = Container(200, {"Content-Type": event_stream.MEDIA_TYPE}, frames)
+    platform.hold.set()
+    chunks: list[CompletionChunk] = []
+    with running(platform), connected(platform.url, monkeypatch) as backend:
+        try:
+            return read(backend, chunks), None
+        except CompletionError as error:
+            return "".join(choice.text for chunk in chunks for choice in chunk.choices), error
+
+
+def test_a_frame_that_is_damaged_on_the_way_is_a_failed_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = event_stream.payload_part(TOKEN)
+    damaged = bytearray(event_stream.payload_part(FINISH))
+    damaged[-6] ^= 1
+    text, error = framed(good + bytes(damaged), monkeypatch)
+    assert (text, type(error)) == ("c", BackendError)
+
+
+def test_a_frame_of_a_kind_that_is_not_known_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = {":event-type": "Later", ":content-type": "application/json", ":message-type": "event"}
+    frames = event_stream.payload_part(ANSWER[:20]) + event_stream.message(headers, b"{}")
+    text, error = framed(frames + event_stream.payload_part(ANSWER[20:]), monkeypatch)
+    assert (text, error) == ("cd", None)
+
+
+def test_a_callers_short_patience_says_nothing_about_the_endpoint(
+    runtime: SageMakerRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impatient = replace(CALL, wait_seconds=0.05)
+    target = route(inference_component="slow-for-some")
+    runtime.faults.replace(ENDPOINT, [Fault(head_delay_ms=300, calls=4)])
+    with connected(runtime.url, monkeypatch, failures=2) as backend:
+        for _ in range(4):
+            with pytest.raises(BackendTimeoutError):
+                backend.stream(request(), target, impatient)
+        backend.stream(request(), target, CALL).close()
+
+
+def test_an_answer_that_is_given_up_ends_while_it_is_waited_for(
+    backend: SageMakerBackend, runtime: SageMakerRuntime
+) -> None:
+    runtime.faults.replace(ENDPOINT, [Fault(stall_after=len(TOKEN), stall_ms=20_000)])
+    with backend.stream(request(), route(), CALL) as stream:
+        next(stream)
+        timer = Timer(0.1, stream.abort)
+        timer.start()
+        began = time.monotonic()
+        with pytest.raises(BackendError):
+            list(stream)
+        timer.join()
+    assert time.monotonic() - began < 10

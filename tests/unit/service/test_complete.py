@@ -330,7 +330,7 @@ def test_a_refusal_by_the_container_names_what_the_caller_wrote() -> None:
     refusal = InvalidRequestError("Too long.", param="prompt")
     bench = Bench(ScriptedBackend([refusal]))
     with pytest.raises(InvalidRequestError) as caught:
-        bench.complete(request(param_names={"prompt": "messages"}))
+        bench.complete(request(param_names={"prompts": "messages"}))
     assert caught.value.param == "messages"
 
 
@@ -356,23 +356,23 @@ def test_another_reading_of_the_models_name_is_tried() -> None:
     assert bench.complete(request(model="provider/alias", other_models=("alias",))).model == route().model_id
 
 
-def test_without_a_count_each_delta_is_taken_for_a_token_and_marked() -> None:
+def test_without_a_count_each_delta_and_four_bytes_of_the_prompt_are_taken_for_a_token() -> None:
     bench = Bench(ScriptedBackend([delta("c"), delta("d"), delta("", STOP)]))
-    assert bench.complete().usage == Usage(0, 2, estimated=True)
-    assert bench.record.usage == Usage(0, 2, estimated=True)
+    assert bench.complete().usage == Usage(2, 2, estimated=True)
+    assert bench.record.usage == Usage(2, 2, estimated=True)
 
 
 def test_a_streamed_estimate_ends_the_stream() -> None:
     bench = Bench(ScriptedBackend([delta("c"), delta("d", STOP)]))
     with bench.stream() as stream:
-        assert list(stream)[-1] == CompletionChunk((), Usage(0, 2, estimated=True))
+        assert list(stream)[-1] == CompletionChunk((), Usage(2, 2, estimated=True))
     assert bench.record.outcome is Outcome.SUCCEEDED
 
 
 def test_an_aborted_answer_without_a_count_is_estimated() -> None:
     bench = Bench(ScriptedBackend([delta("c"), delta("d", STOP)]))
     bench.stream().close()
-    assert bench.record.usage == Usage(0, 1, estimated=True)
+    assert bench.record.usage == Usage(2, 1, estimated=True)
 
 
 # best_of
@@ -555,3 +555,14 @@ def test_a_record_that_cannot_be_written_is_in_the_log_whole() -> None:
     assert event == "usage_record_unwritten"
     assert fields["record"] == plain_record(bench.record)
     assert json.loads(json.dumps(fields["record"])) == fields["record"]
+
+
+def test_a_caller_who_goes_ends_the_wait_for_the_model_and_is_settled_as_gone() -> None:
+    bench = Bench(ScriptedBackend([delta("c", usage=Usage(3, 1)), BackendError("The answer was given up.")]))
+    stream = bench.stream()
+    next(stream)
+    stream.abort()
+    assert bench.backend.streams[0].aborted
+    with pytest.raises(BackendError):
+        next(stream)
+    assert (bench.record.outcome, bench.record.usage) == (Outcome.ABORTED, Usage(3, 1))

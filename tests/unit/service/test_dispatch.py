@@ -141,11 +141,27 @@ def test_each_wait_is_bounded_by_the_deadline_and_the_models_own_timeout(
     assert bench.backend.streams[0].waits == ([] if wait is None else [wait] * 3)
 
 
-def test_a_deadline_that_has_passed_leaves_no_negative_wait() -> None:
+def test_a_deadline_that_has_passed_asks_no_model() -> None:
     bench = Bench(ANSWER, deadline=999.0)
+    with pytest.raises(BackendTimeoutError):
+        bench.open()
+    assert (bench.dispatched, bench.dispatcher.late) == (0, True)
+
+
+def test_a_deadline_that_is_here_leaves_the_shortest_wait_a_socket_can_have() -> None:
+    bench = Bench(ANSWER, deadline=1000.0)
     bench.open()
     assert bench.backend.calls[0].call.wait_seconds == 0.01
-    assert bench.dispatcher.late
+
+
+def test_once_stopped_no_call_goes_out_and_those_in_progress_are_ended() -> None:
+    bench = Bench(ANSWER, ANSWER)
+    bench.open()
+    bench.dispatcher.stop()
+    assert bench.backend.streams[0].aborted
+    with pytest.raises(BackendTimeoutError):
+        bench.open()
+    assert bench.dispatched == 1
 
 
 def test_a_timeout_is_never_repeated() -> None:

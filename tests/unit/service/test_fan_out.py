@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 
 import pytest
@@ -11,8 +11,9 @@ import pytest
 from completions.domain.catalog import Abilities, Capability, Parameter
 from completions.domain.completion import ChoiceDelta, CompletionChunk, CompletionRequest, FinishReason, Usage
 from completions.domain.errors import BackendError, RateLimitError
+from completions.service import fan_out
 from completions.service.answer import collect_choices
-from completions.service.fan_out import SIDE_BY_SIDE, merged
+from completions.service.fan_out import SIDE_BY_SIDE, Job
 from completions.service.plan import PlannedCall, planned
 from fakes import delta, request, route
 
@@ -40,7 +41,23 @@ def answer(text: str, prompt_tokens: int, completion_tokens: int, cached: int = 
     return [delta(text), delta("", STOP, usage=Usage(prompt_tokens, completion_tokens, cached))]
 
 
-def fan_threads() -> Iterable[threading.Thread]:
+def merged(
+    calls: Sequence[PlannedCall],
+    lead: Iterable[CompletionChunk],
+    jobs: Sequence[Job],
+    *,
+    stop: Callable[[], None] = lambda: None,
+    heard: list[Usage] | None = None,
+) -> Generator[CompletionChunk]:
+    """The answers of all calls; ``heard`` is told what nobody read."""
+    unheard = [] if heard is None else heard
+    return fan_out.merged(calls, lead, jobs, stop=stop, unheard=unheard.append)
+
+
+def fan_threads() -> list[threading.Thread]:
+    """Those that are still there when they had a moment to end."""
+    for thread in [thread for thread in threading.enumerate() if thread.name.startswith("fan-out")]:
+        thread.join(5)
     return [thread for thread in threading.enumerate() if thread.name.startswith("fan-out")]
 
 
@@ -134,3 +151,30 @@ def test_one_estimate_makes_the_sum_an_estimate() -> None:
 def test_an_unexpected_failure_is_not_lost_in_its_thread() -> None:
     with pytest.raises(ZeroDivisionError):
         list(merged(plan(), iter(answer("a", 1, 1)), [job(ZeroDivisionError())] * 3))
+
+
+def test_what_was_generated_and_never_read_is_still_counted() -> None:
+    many = [delta("x", usage=Usage(3, number)) for number in range(1, 30)]
+    heard: list[Usage] = []
+    with closing(merged(plan(), iter(many), [job(*many)] * 3, heard=heard)) as chunks:
+        for _ in range(4):
+            read = next(chunks)
+    assert read.usage is not None
+    (usage,) = heard
+    assert usage.completion_tokens >= read.usage.completion_tokens
+    assert usage.prompt_tokens <= 6
+
+
+def test_a_failure_does_not_wait_for_a_call_that_has_not_begun() -> None:
+    silent, stopped = threading.Event(), threading.Event()
+
+    def begin() -> Generator[CompletionChunk]:
+        silent.wait(10)
+        yield delta("late")
+
+    failing = job(delta("b"), RateLimitError("busy"))
+    with pytest.raises(RateLimitError):
+        list(merged(plan(), iter(answer("a", 1, 1)), [failing, begin, begin], stop=stopped.set))
+    assert stopped.is_set()
+    assert not silent.is_set()
+    silent.set()

@@ -122,3 +122,26 @@ def test_any_pieces_of_any_text_give_the_cut_of_the_whole(data: st.DataObject, i
     else:
         end, start = min(found)
         assert (text(released), finish(released)) == (whole[: end if include_stop else start], [STOP])
+
+
+@pytest.mark.parametrize("stop", ["<|eot_id|>", "a.b*", "(x", "[", "\\d"])
+def test_a_stop_text_is_no_pattern(stop: str) -> None:
+    text = "".join(one.text for chunk in cut(["acb", "bxd", stop, "y"], stop) for one in chunk.choices)
+    assert text == "acbbxd"
+
+
+def test_a_token_that_is_held_back_is_not_told_by_its_logprobs() -> None:
+    pair = Logprobs(("a", "b"), (-1.0, -2.0), (None, None), (0, 1))
+    last = Logprobs(("X",), (-3.0,), (None,), (2,))
+    chunks = [delta("ab", logprobs=pair), delta("X", LENGTH, logprobs=last)]
+    deltas = [one for chunk in cut_at_stops(chunks, ("bX",), request(logprobs=0)) for one in chunk.choices]
+    told = [token for one in deltas if one.logprobs is not None for token in one.logprobs.tokens]
+    assert ("".join(one.text for one in deltas), told) == ("a", ["a"])
+
+
+def test_a_token_that_was_held_back_for_nothing_is_told_later() -> None:
+    pair = Logprobs(("a", "b"), (-1.0, -2.0), (None, None), (0, 1))
+    last = Logprobs(("Y",), (-3.0,), (None,), (2,))
+    chunks = [delta("ab", logprobs=pair), delta("Y", LENGTH, logprobs=last)]
+    deltas = [one for chunk in cut_at_stops(chunks, ("bX",), request(logprobs=0)) for one in chunk.choices]
+    assert [one.logprobs.tokens for one in deltas if one.logprobs is not None] == [("a",), ("b", "Y")]

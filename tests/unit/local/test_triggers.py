@@ -1,0 +1,100 @@
+"""What the template says of streams and schedules, and Lambda's filter rules."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from completions_cli.local.template import TemplateError
+from completions_cli.local.triggers import matches, schedule_triggers, stream_triggers
+
+TEMPLATE = """
+Globals:
+  Function: {{Timeout: 7}}
+Resources:
+  Worker:
+    Type: AWS::Serverless::Function
+    Properties:
+      Handler: package.module.handler
+      Events:
+        One: {event}
+  Table: {{Type: AWS::DynamoDB::Table}}
+"""
+STREAM = "{Type: DynamoDB, Properties: {Stream: !GetAtt Tables.Outputs.UsageTableStreamArn, %s}}"
+RATE = "{Type: ScheduleV2, Properties: {ScheduleExpression: '%s'}}"
+
+
+def template(folder: Path, event: str) -> Path:
+    path = folder / "template.yaml"
+    path.write_text(TEMPLATE.format(event=event))
+    return path
+
+
+def test_a_mapping_is_read_with_its_filters(tmp_path: Path) -> None:
+    pattern = json.dumps({"eventName": ["INSERT"]})
+    rest = (
+        "BatchSize: 9, MaximumRetryAttempts: 3, BisectBatchOnFunctionError: true, "
+        f"FilterCriteria: {{Filters: [{{Pattern: '{pattern}'}}]}}"
+    )
+    (trigger,) = stream_triggers(template(tmp_path, STREAM % rest))
+    assert (trigger.target.name, trigger.target.handler, trigger.target.timeout) == (
+        "Worker",
+        "package.module.handler",
+        7,
+    )
+    assert (trigger.table, trigger.batch_size, trigger.retry_attempts, trigger.bisect) == ("UsageTable", 9, 3, True)
+    assert trigger.patterns == [{"eventName": ["INSERT"]}]
+
+
+@pytest.mark.parametrize(
+    ("expression", "seconds"), [("rate(1 minute)", 60), ("rate(5 minutes)", 300), ("rate(2 hours)", 7200)]
+)
+def test_a_rate_is_read(tmp_path: Path, expression: str, seconds: int) -> None:
+    (trigger,) = schedule_triggers(template(tmp_path, RATE % expression))
+    assert trigger.seconds == seconds
+
+
+@pytest.mark.parametrize(
+    ("event", "error"),
+    [
+        (RATE % "cron(0 12 * * ? *)", "not a rate"),
+        ("{Type: DynamoDB, Properties: {Stream: 'arn:aws:dynamodb:x'}}", "not the stream"),
+    ],
+)
+def test_what_is_not_understood_is_an_error(tmp_path: Path, event: str, error: str) -> None:
+    path = template(tmp_path, event)
+    with pytest.raises(TemplateError, match=error):
+        _ = [*stream_triggers(path), *schedule_triggers(path)]
+
+
+EVENT: Any = {"eventName": "MODIFY", "dynamodb": {"NewImage": {"state": {"S": "SETTLED"}, "outcome": {"S": "lost"}}}}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "passes"),
+    [
+        ({}, True),
+        ({"eventName": ["MODIFY"]}, True),
+        ({"eventName": ["INSERT", "MODIFY"]}, True),
+        ({"eventName": ["INSERT"]}, False),
+        ({"dynamodb": {"NewImage": {"state": {"S": ["SETTLED"]}}}}, True),
+        ({"dynamodb": {"OldImage": {"state": {"S": ["SETTLED"]}}}}, False),
+        ({"eventName": ["MODIFY"], "dynamodb": {"NewImage": {"state": {"S": ["RESERVED"]}}}}, False),
+        ({"dynamodb": {"NewImage": {"outcome": {"S": [{"anything-but": ["lost"]}]}}}}, False),
+        ({"dynamodb": {"NewImage": {"outcome": {"S": [{"anything-but": ["failed"]}]}}}}, True),
+        ({"dynamodb": {"NewImage": {"absent": {"S": [{"anything-but": ["failed"]}]}}}}, False),
+        ({"dynamodb": {"NewImage": {"absent": {"S": [{"exists": False}]}}}}, True),
+        ({"dynamodb": {"NewImage": {"state": {"S": [{"exists": False}]}}}}, False),
+        ({"dynamodb": {"NewImage": {"state": {"S": [{"exists": True}]}}}}, True),
+    ],
+)
+def test_a_filter_passes_what_lambda_would(pattern: Any, passes: bool) -> None:
+    assert matches(pattern, EVENT) is passes
+
+
+def test_a_rule_nobody_wrote_here_is_an_error() -> None:
+    with pytest.raises(TemplateError, match="prefix"):
+        matches({"eventName": [{"prefix": "MOD"}]}, EVENT)
