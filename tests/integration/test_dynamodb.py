@@ -184,8 +184,9 @@ def test_a_second_claim_of_the_same_request_is_refused(ledger: DynamoUsageLedger
 
 def test_a_second_claim_settles_nothing_of_the_first_ones(client: DynamoDBClient, ledger: DynamoUsageLedger) -> None:
     reservation, record = numbered("settled-by-its-owner")
-    first, second = ledger.reserve(reservation), ledger.reserve(reservation)
+    first = ledger.reserve(reservation)
     first.confirm()
+    second = ledger.reserve(reservation)
     second.settle(replace(record, usage=Usage(999, 999)))
     first.settle(record)
 

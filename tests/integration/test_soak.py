@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-REQUESTS = 150
+REQUESTS = 60
 
 
 def test_a_few_hundred_mixed_requests_are_all_accounted_for(project_root: Path) -> None:
