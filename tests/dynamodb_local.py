@@ -41,19 +41,37 @@ def running_dynamodb_local() -> Iterator[str]:
     Raises ``NoDynamoDBLocalError``.
     """
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
-    shared = Path(tempfile.gettempdir()) / f"dynamodb-local-{run}.json"
+    shared = _folder() / f"dynamodb-local-{run}.json"
     with _locked():
-        told = json.loads(shared.read_text()) if shared.exists() else {**_start(), "users": 0}
-        shared.write_text(json.dumps({**told, "users": told["users"] + 1}))
+        _reap()
+        told = json.loads(shared.read_text()) if shared.exists() else {**_start(), "users": []}
+        shared.write_text(json.dumps({**told, "users": [*told["users"], os.getpid()]}))
     try:
         yield told["DYNAMODB_LOCAL_URL"]
     finally:
         with _locked():
             told = json.loads(shared.read_text())
-            shared.write_text(json.dumps({**told, "users": told["users"] - 1}))
-            if told["users"] == 1:
+            told["users"].remove(os.getpid())
+            shared.write_text(json.dumps(told))
+            _reap()
+
+
+def _reap() -> None:
+    """Stop those that nobody uses any more, also what a killed test run left."""
+    for shared in _folder().glob("dynamodb-local-*.json"):
+        told = json.loads(shared.read_text())
+        if not any(map(_is_running, told["users"])):
+            if _is_running(int(told["DYNAMODB_LOCAL_PID"])):
                 os.kill(int(told["DYNAMODB_LOCAL_PID"]), signal.SIGTERM)
-                shared.unlink()
+            shared.unlink()
+
+
+def _is_running(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def _folder() -> Path:
+    return Path(tempfile.gettempdir())
 
 
 def _start() -> dict[str, Any]:
@@ -71,7 +89,7 @@ def _start() -> dict[str, Any]:
 
 @contextmanager
 def _locked() -> Iterator[None]:
-    with (Path(tempfile.gettempdir()) / "dynamodb-local-here.lock").open("w") as lock:
+    with (_folder() / "dynamodb-local-here.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

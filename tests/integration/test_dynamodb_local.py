@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+from botocore.config import Config
 
 from completions.domain.completion import CompletionChunk, FinishReason, Usage
 from completions.domain.errors import CompletionError, DuplicateRequestError, QuotaExceededError
@@ -36,11 +37,16 @@ SEEDS = range(10)
 SKEW = timedelta(minutes=5)
 
 
+def _patient(**settings: Any) -> Config:
+    return Config(**{**settings, "connect_timeout": 30, "read_timeout": 30})
+
+
 @pytest.fixture(scope="module")
 def clients(dynamodb_local: str) -> Iterator[list[DynamoDBClient]]:
     """As deployed functions have them, each with an allowance of retries of its own."""
     with pytest.MonkeyPatch.context() as patch, ExitStack() as opened:
         patch.setenv("AWS_ENDPOINT_URL_DYNAMODB", dynamodb_local)
+        patch.setattr("completions.worker_bootstrap.Config", _patient)  # with this machine, however busy it is
         yield [opened.enter_context(closing(build_dynamodb_client())) for _ in range(PROCESSES)]
 
 
