@@ -25,9 +25,7 @@ import boto3  # noqa: E402
 from completions_cli.local.gateway import Gateway  # noqa: E402
 from completions_cli.local.server import bind, serving  # noqa: E402
 from completions_cli.local.stack import LocalStack, StackOptions, running_stack  # noqa: E402
-from completions_cli.local.stream_poller import polling_streams  # noqa: E402
 from completions_cli.local.template import read_gateway  # noqa: E402
-from completions_cli.local.triggers import stream_triggers  # noqa: E402
 from dynamodb_local import dynamodb_local  # noqa: E402, F401 - a fixture
 from ledger_reader import LedgerReader  # noqa: E402
 
@@ -51,17 +49,8 @@ def stack() -> Iterator[LocalStack]:
     """The whole service, streamed form, unpaced, on a free port."""
     # every fault is scripted, so no circuit may open on the sum of what the tests do to one endpoint
     settings = {"CIRCUIT_FAILURES": "1000000", "START_POLL_SECONDS": "0.05"}
-    with running_stack(
-        StackOptions(port=0, template=ROOT / "template.yaml", settings=settings, triggers=False)
-    ) as running:
+    with running_stack(StackOptions(port=0, template=ROOT / "template.yaml", settings=settings)) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def triggers(stack: LocalStack) -> Iterator[None]:
-    """While a module's tests run: what AWS would run behind the usage table's stream."""
-    with polling_streams(stream_triggers(ROOT / "template.yaml"), stack.environment["AWS_ENDPOINT_URL_DYNAMODB"]):
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -364,7 +364,7 @@ def test_a_narrow_window_scrolls_its_tables_and_not_the_page(browser: Browser, u
         browser.driver.set_window_size(size["width"], size["height"])
 
 
-def test_against_the_real_service_the_figures_are_its_own(browser: Browser, stack: LocalStack, triggers: None) -> None:
+def test_against_the_real_service_the_figures_are_its_own(browser: Browser, stack: LocalStack) -> None:
     body = {"model": "demo-vllm", "prompt": "import os\n", "max_tokens": 5}
     with httpx.Client(base_url=stack.base_url, headers={"Authorization": f"Bearer {stack.key}"}, timeout=30) as client:
         assert client.post("/v1/completions", json=body).status_code == 200

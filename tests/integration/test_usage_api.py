@@ -371,7 +371,7 @@ def test_latency_reads_the_finest_buckets_there_are(
 
 
 @pytest.fixture(scope="module")
-def spent(stack: LocalStack, triggers: None) -> dict[str, int]:
+def spent(stack: LocalStack) -> dict[str, int]:
     """What one minute's requests to one model came to, by the answers themselves."""
     total = {"requests": 0, "prompt": 0, "completion": 0}
     headers = {"Authorization": f"Bearer {stack.key}"}
