@@ -152,7 +152,7 @@ class _DynamoClaim(Claim):
             self._close(Result(Outcome.REFUSED, Usage(0, 0), 0), keep=False)
             return
         except MeteringError:
-            self._close(result, keep=False)
+            self._close(result, keep=True)  # the claim may have landed after all: the sweeper settles it from this
             raise
         if self._hold is None:
             self._table.settle_record(record.reservation.record_id, self._claim_id, settlement_fields(record))

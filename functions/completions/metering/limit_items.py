@@ -15,7 +15,7 @@ can cancel each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -149,13 +149,6 @@ def closed_entry(hold: Hold, result: Result) -> dict[str, Any]:
         "estimated": {"BOOL": result.usage.estimated},
         "nanos": {"N": str(result.nanos)},
     }
-
-
-def forget_update(record_ids: Iterable[str]) -> dict[str, Any]:
-    """Arguments of the ``UpdateItem`` that drops ``closed`` entries."""
-    expression = _Expression()
-    names = ", ".join(expression.name(CLOSED + record_id) for record_id in record_ids)
-    return {"UpdateExpression": f"REMOVE {names}", **expression.arguments}
 
 
 def limit_statuses(limits: KeyLimits, used: Mapping[str, Any], moment: datetime) -> tuple[LimitStatus, ...]:

@@ -31,7 +31,6 @@ from completions.metering.limit_items import (
     close_update,
     counter,
     fits,
-    forget_update,
     hold_update,
     limit_statuses,
     limits_partition,
@@ -128,12 +127,6 @@ class UsageTable:
         """Once: a hold that is gone already stays gone."""
         update = close_update(hold, result, now, keep=keep)
         self._conditional(lambda: self._client.update_item(TableName=self._name, Key=limits_key(key_id), **update))
-
-    def forget_closed(self, key_id: str, record_ids: Sequence[str]) -> None:
-        """Drop ``closed`` entries whose records are settled."""
-        self._conditional(
-            lambda: self._client.update_item(TableName=self._name, Key=limits_key(key_id), **forget_update(record_ids))
-        )
 
     def _conditional(self, write: Callable[[], Any]) -> Mapping[str, Any] | Refused:
         try:

@@ -410,13 +410,18 @@ def test_a_body_nested_without_end_is_refused() -> None:
 def test_refusing_a_long_array_takes_memory_in_proportion_to_the_body(bad: str) -> None:
     # 6 MB may be sent, before any key is looked at, to a function of 512 MB
     body = f'{{"model":"demo","prompt":[{",".join([bad] * 20_000)}]}}'.encode()
+    # threads that other tests have left running allocate, too: the least of several is ours
+    assert min(peak_memory(body) for _ in range(5)) < 50 * len(body)
+
+
+def peak_memory(body: bytes) -> int:
+    """Bytes that refusing it takes at the most."""
     tracemalloc.start()
     try:
         refusal(body)
-        _, peak = tracemalloc.get_traced_memory()
+        return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 50 * len(body)
 
 
 def test_refusing_many_unknown_fields_takes_few_words() -> None:
