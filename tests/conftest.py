@@ -28,6 +28,7 @@ from completions_cli.local.stack import LocalStack, StackOptions, running_stack 
 from completions_cli.local.template import read_gateway  # noqa: E402
 from dynamodb_local import dynamodb_local  # noqa: E402, F401 - a fixture
 from ledger_reader import LedgerReader  # noqa: E402
+from served import Served, served  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 
@@ -49,7 +50,16 @@ def stack() -> Iterator[LocalStack]:
     """The whole service, streamed form, unpaced, on a free port."""
     # every fault is scripted, so no circuit may open on the sum of what the tests do to one endpoint
     settings = {"CIRCUIT_FAILURES": "1000000", "START_POLL_SECONDS": "0.05"}
-    with running_stack(StackOptions(port=0, template=ROOT / "template.yaml", settings=settings)) as running:
+    # what runs behind the usage table's stream is work for every record, and the business of a few tests (served_stack)
+    options = StackOptions(port=0, template=ROOT / "template.yaml", settings=settings, triggers=False)
+    with running_stack(options) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def served_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A whole service of its own, with everything that runs behind it."""
+    with served(tmp_path_factory.mktemp("served"), ROOT / "template.yaml") as running:
         yield running
 
 

@@ -16,7 +16,7 @@ from selenium.webdriver.support.ui import Select
 
 from browser import CHROMIUM, DRIVER, Browser, running_browser
 from completions_cli.local.server import bind, serving
-from completions_cli.local.stack import LocalStack
+from served import Served
 from usage_api import ADMIN, MEMBER, Caller, FakeUsageApi
 
 HOSTILE = "<img src=x onerror=\"document.body.id='hacked'\">"
@@ -364,9 +364,11 @@ def test_a_narrow_window_scrolls_its_tables_and_not_the_page(browser: Browser, u
         browser.driver.set_window_size(size["width"], size["height"])
 
 
-def test_against_the_real_service_the_figures_are_its_own(browser: Browser, stack: LocalStack) -> None:
+def test_against_the_real_service_the_figures_are_its_own(browser: Browser, served_stack: Served) -> None:
     body = {"model": "demo-vllm", "prompt": "import os\n", "max_tokens": 5}
-    with httpx.Client(base_url=stack.base_url, headers={"Authorization": f"Bearer {stack.key}"}, timeout=30) as client:
+    with httpx.Client(
+        base_url=served_stack.base_url, headers={"Authorization": f"Bearer {served_stack.key}"}, timeout=30
+    ) as client:
         assert client.post("/v1/completions", json=body).status_code == 200
         start = int(time.time()) // 86400 * 86400 - 6 * 86400
 
@@ -375,7 +377,7 @@ def test_against_the_real_service_the_figures_are_its_own(browser: Browser, stac
             buckets = client.get(f"/v1/organization/{path}", params=query).raise_for_status().json()["data"]
             return {result[group]: result for result in buckets[-1]["results"]}
 
-        browser.open(f"{stack.base_url}/dashboard#range=7d&width=1d&refresh=0", stack.key)
+        browser.open(f"{served_stack.base_url}/dashboard#range=7d&width=1d&refresh=0", served_stack.key)
         for _ in range(20):  # other tests' requests are still being added up
             browser.driver.find_element(By.ID, "reload").click()
             browser.until(lambda: not browser.script("return document.querySelector('#board').matches('.busy')"))

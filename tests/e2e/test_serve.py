@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
@@ -21,12 +20,7 @@ from completions_cli.local.model_container import create_model_container
 from completions_cli.local.ngram import NGramModel, standard_library
 from completions_cli.local.server import bind
 from completions_cli.local.server import serving as serving_app
-
-COMMAND = str(Path(sys.executable).with_name("completions"))
-
-
-def clean_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "POWERTOOLS_"))}
+from served import COMMAND, clean_environment, serving
 
 
 def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
@@ -40,31 +34,6 @@ def free_port() -> int:
     with bind(0) as listener:
         port: int = listener.getsockname()[1]
     return port
-
-
-@contextmanager
-def serving(folder: Path, template: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The running command and all it printed until it was ready."""
-    process = subprocess.Popen(
-        [COMMAND, "serve", "--port", "0", "--template", str(template), *options],
-        cwd=folder,
-        env=clean_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        printed = ""
-        for line in process.stdout:
-            printed += line
-            if line.startswith("Ready"):
-                break
-        yield process, printed
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import boto3
@@ -31,10 +30,9 @@ from completions.domain.usage import (
     latency_bucket,
 )
 from completions.web.auth import secret_digest
-from completions_cli.local.environment import published_environment
-from completions_cli.local.stack import LocalStack
 from completions_cli.main import app
 from fakes import InMemoryLedger, InMemoryRegistry, InMemoryReports, ManualClock, ScriptedBackend, principal, route
+from served import Served
 
 ADMIN, MEMBER = "sk-admin", "sk-member"
 NOW = datetime(2026, 11, 30, 12, 0, 30, tzinfo=UTC)
@@ -371,13 +369,13 @@ def test_latency_reads_the_finest_buckets_there_are(
 
 
 @pytest.fixture(scope="module")
-def spent(stack: LocalStack) -> dict[str, int]:
+def spent(served_stack: Served) -> dict[str, int]:
     """What one minute's requests to one model came to, by the answers themselves."""
     total = {"requests": 0, "prompt": 0, "completion": 0}
-    headers = {"Authorization": f"Bearer {stack.key}"}
+    headers = {"Authorization": f"Bearer {served_stack.key}"}
     for number in range(5):
         body = {"model": "demo-tgi", "prompt": "import os\n", "max_tokens": 3 + number, "user": "usage-api"}
-        answer = httpx.post(f"{stack.base_url}/v1/completions", json=body, headers=headers, timeout=30).json()
+        answer = httpx.post(f"{served_stack.base_url}/v1/completions", json=body, headers=headers, timeout=30).json()
         total["requests"] += 1
         total["prompt"] += answer["usage"]["prompt_tokens"]
         total["completion"] += answer["usage"]["completion_tokens"]
@@ -385,8 +383,10 @@ def spent(stack: LocalStack) -> dict[str, int]:
 
 
 @pytest.fixture
-def admin(stack: LocalStack) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{stack.base_url}/v1", api_key=stack.key, admin_api_key=stack.key) as client:
+def admin(served_stack: Served) -> Iterator[OpenAI]:
+    with OpenAI(
+        base_url=f"{served_stack.base_url}/v1", api_key=served_stack.key, admin_api_key=served_stack.key
+    ) as client:
         yield client
 
 
@@ -428,7 +428,7 @@ def test_the_official_client_reads_costs_and_errors(admin: OpenAI, spent: dict[s
     assert caught.value.param == "end_time"
 
 
-def test_every_width_adds_up_to_the_same(stack: LocalStack, spent: dict[str, int]) -> None:
+def test_every_width_adds_up_to_the_same(served_stack: Served, spent: dict[str, int]) -> None:
     def sums() -> list[int]:
         """Over this hour and the one before: an hour may turn at any time."""
         hour = int(time.time()) // 3600 * 3600
@@ -436,8 +436,8 @@ def test_every_width_adds_up_to_the_same(stack: LocalStack, spent: dict[str, int
         for width in ("1m", "1h"):
             times = {"start_time": hour - 3600, "end_time": hour + 3600, "limit": 120}
             query = {**times, "bucket_width": width, "models[]": "demo-tgi"}
-            headers = {"Authorization": f"Bearer {stack.key}"}
-            page = httpx.get(f"{stack.base_url}{USAGE}", params=query, headers=headers).json()
+            headers = {"Authorization": f"Bearer {served_stack.key}"}
+            page = httpx.get(f"{served_stack.base_url}{USAGE}", params=query, headers=headers).json()
             found.append(sum(one["num_model_requests"] for bucket in page["data"] for one in bucket["results"]))
         return found
 
@@ -445,11 +445,11 @@ def test_every_width_adds_up_to_the_same(stack: LocalStack, spent: dict[str, int
 
 
 @pytest.fixture
-def local(stack: LocalStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """``--local`` finds the running stack."""
-    monkeypatch.chdir(tmp_path)
-    with published_environment(stack.environment):
-        yield
+def local(served_stack: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--local`` finds the running service; what it takes over of its environment is undone."""
+    monkeypatch.chdir(served_stack.folder)
+    for name, value in served_stack.environment.items():
+        monkeypatch.setenv(name, value)
 
 
 def command(*arguments: str) -> Result:
@@ -516,9 +516,9 @@ def test_what_the_command_does_not_understand_it_says(arguments: list[str], text
 
 
 def test_the_audit_ends_with_an_error_when_figures_differ(
-    stack: LocalStack, local: None, spent: dict[str, int], tmp_path: Path
+    served_stack: Served, local: None, spent: dict[str, int]
 ) -> None:
-    """On a day of its own: the table is the session's."""
+    """On a day of its own: others read the table, too."""
     day = (datetime.now(UTC) - timedelta(days=1)).date()
     with closing(boto3.client("dynamodb")) as client:
         item: Any = {
@@ -531,12 +531,12 @@ def test_the_audit_ends_with_an_error_when_figures_differ(
             "outcome": {"S": "succeeded"},
             "requests": {"N": "3"},
         }
-        client.put_item(TableName=stack.environment["USAGE_TABLE"], Item=item)
+        client.put_item(TableName=served_stack.environment["USAGE_TABLE"], Item=item)
         try:
             result = command("audit", str(day), "--local")
         finally:
             key: Any = {"pk": item["pk"], "sk": item["sk"]}
-            client.delete_item(TableName=stack.environment["USAGE_TABLE"], Key=key)
+            client.delete_item(TableName=served_stack.environment["USAGE_TABLE"], Key=key)
     assert result.exit_code == 1
     assert (
         "DIFFER: by the day, key key-x, model demo, owner mallory, succeeded: requests 0 in the records, 3 added up"

@@ -96,7 +96,7 @@ def reference(http: httpx.Client) -> str:
     return SPEAKERS["openai"].text(SPEAKERS["openai"].ask(http, stream=False))
 
 
-def until(holds: Callable[[], bool], seconds: float = 5) -> None:
+def until(holds: Callable[[], bool], seconds: float = 15) -> None:
     """Wait for what other threads bring about."""
     deadline = time.monotonic() + seconds
     while not holds():
@@ -269,7 +269,7 @@ def test_where_nobody_can_stand_in_the_first_models_failure_is_told(
 @pytest.fixture
 def wary(scripted: LocalStack) -> Iterator[TestClient]:
     """An app of its own over the real parts, which leaves an endpoint alone after two failures in a row."""
-    settings = read_settings({**scripted.environment, "CIRCUIT_FAILURES": "2", "CIRCUIT_SECONDS": "1"})
+    settings = read_settings({**scripted.environment, "CIRCUIT_FAILURES": "2", "CIRCUIT_SECONDS": "4"})
     with TestClient(openai_completions_app(build_parts(settings)), headers={"Authorization": "Bearer sk-local"}) as app:
         yield app
 
@@ -285,7 +285,7 @@ def test_an_endpoint_that_keeps_failing_is_left_alone_and_then_tried_again(
 
     refused = wary.post("/v1/completions", json=openai_body(False, "flaky"))
     assert refused.status_code == 503
-    assert refused.headers["retry-after"] == "1"
+    assert 1 <= int(refused.headers["retry-after"]) <= 4
     assert scripted.sagemaker.call_count["flaky"] == before + 2
     record = ledger.settled(refused.headers["x-request-id"])
     assert (record.outcome, record.prompt_tokens, record.completion_tokens) == ("failed", 0, 0)

@@ -53,7 +53,8 @@ class StackError(Exception):
 class StackOptions:
     """``upstream`` is the base URL of an OpenAI-compatible server that answers in place of the embedded model;
     ``gguf`` a model file for llama.cpp. ``tokens_per_second`` paces the embedded model, 0 is as fast as it can.
-    ``settings`` are further environment variables of the functions."""
+    ``settings`` are further environment variables of the functions. With ``triggers`` the functions behind the table's
+    stream and behind schedules run, too."""
 
     port: int = 8080
     template: Path = Path("template.yaml")
@@ -66,6 +67,7 @@ class StackOptions:
     upstream_key: str | None = field(default=None, repr=False)
     gguf: Path | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
+    triggers: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +102,9 @@ def running_stack(options: StackOptions) -> Iterator[LocalStack]:
         os.environ.update(environment)
         _prepare_tables(options, routes, dynamodb_url)
         gateway = Gateway(template)
-        cleanup.enter_context(running_schedules(schedule_triggers(options.template)))
-        cleanup.enter_context(polling_streams(stream_triggers(options.template), dynamodb_url))
+        if options.triggers:
+            cleanup.enter_context(running_schedules(schedule_triggers(options.template)))
+            cleanup.enter_context(polling_streams(stream_triggers(options.template), dynamodb_url))
         cleanup.callback(gateway.close)
         base_url = cleanup.enter_context(serving(gateway, listener))
         try:
