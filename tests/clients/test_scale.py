@@ -129,6 +129,12 @@ def test_a_stream_that_breaks_off_ends_in_an_error_the_client_can_read(report: A
 
 def test_models_are_listed_and_looked_up(report: Any, stack: LocalStack) -> None:
     endpoints = report["models"]["model_endpoints"]
-    assert [endpoint["name"] for endpoint in endpoints] == list(stack.models)
-    assert {(endpoint["status"], endpoint["inference_framework"]) for endpoint in endpoints} == {("READY", "vllm")}
+    assert [endpoint["name"] for endpoint in endpoints] == sorted(stack.models)
+    assert {endpoint["status"] for endpoint in endpoints} == {"READY"}
+    assert {endpoint["name"]: endpoint["inference_framework"] for endpoint in endpoints} == {
+        "demo": "vllm",
+        "demo-vllm": "vllm",
+        "demo-lmi": "vllm",  # the engine inside the container
+        "demo-tgi": "text_generation_inference",
+    }
     assert report["model"] == next(endpoint for endpoint in endpoints if endpoint["name"] == "demo")
