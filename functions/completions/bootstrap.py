@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import boto3
 from botocore.config import Config
@@ -31,7 +31,9 @@ from completions.registry.dynamodb import DynamoRegistry, list_keys
 from completions.service.complete import CompletionService
 from completions.service.dispatch import RetryPolicy
 from completions.settings import Settings, read_settings
+from completions.snapstart import refresh_after_restore
 from completions.web.app import completions_app, resources_app
+from completions.web.auth import Authenticator, IamAuthenticator, KeyAuthenticator
 from completions.worker_bootstrap import SystemClock as SystemClock  # noqa: PLC0414 - this is where others look for it
 from completions.worker_bootstrap import build_dynamodb_client as build_dynamodb_client  # noqa: PLC0414
 
@@ -52,6 +54,15 @@ class Parts:
     retries: RetryPolicy = field(default_factory=RetryPolicy)
     openai_extra_fields: frozenset[str] = frozenset()
     sourcegraph_default_model: str | None = None
+    auth_mode: Literal["keys", "iam"] = "keys"
+    cors_origins: tuple[str, ...] = ()
+    requests_at_once: int = 1
+
+    @property
+    def authenticator(self) -> Authenticator:
+        """How callers are known."""
+        kind = IamAuthenticator if self.auth_mode == "iam" else KeyAuthenticator
+        return kind(self.registry, self.clock)
 
     @property
     def service(self) -> CompletionService:
@@ -65,6 +76,7 @@ def build_parts(settings: Settings | None = None) -> Parts:
     clock = SystemClock()
     dynamodb = build_dynamodb_client()
     sagemaker = build_sagemaker_client(settings)
+    refresh_after_restore([dynamodb, sagemaker])
     circuits = EndpointCircuits(settings.circuit_failures, settings.circuit_seconds)
     inputs = None if settings.async_input_s3_uri is None else S3Location.parse(settings.async_input_s3_uri)
     return Parts(
@@ -93,6 +105,9 @@ def build_parts(settings: Settings | None = None) -> Parts:
         retries=RetryPolicy(settings.upstream_attempts, start_poll_seconds=settings.start_poll_seconds),
         openai_extra_fields=settings.openai_extra_fields,
         sourcegraph_default_model=settings.sourcegraph_default_model,
+        auth_mode=settings.auth_mode,
+        cors_origins=settings.cors_origins,
+        requests_at_once=settings.aws_lambda_max_concurrency,
     )
 
 
@@ -127,8 +142,7 @@ def build_s3_client() -> S3Client:
 def openai_completions_app(parts: Parts | None = None) -> FastAPI:
     """``POST /v1/completions`` and ``/completions``."""
     parts = parts or build_parts()
-    dialect = OpenAIDialect(parts.openai_extra_fields)
-    return _completions(parts, {"/v1/completions": dialect, "/completions": dialect})
+    return _completions(parts, _openai_endpoints(parts))
 
 
 def openai_models_app(parts: Parts | None = None) -> FastAPI:
@@ -145,16 +159,12 @@ def organization_app(parts: Parts | None = None) -> FastAPI:
 
 def scale_completions_app(parts: Parts | None = None) -> FastAPI:
     """``POST /v2/completions``."""
-    return _completions(parts or build_parts(), {"/v2/completions": ScaleDialect()})
+    return _completions(parts or build_parts(), _scale_endpoints())
 
 
 def scale_v1_completions_app(parts: Parts | None = None) -> FastAPI:
     """``POST /v1/llm/completions-sync`` and ``/v1/llm/completions-stream``."""
-    endpoints = {
-        "/v1/llm/completions-sync": ScaleV1Dialect(streamed=False),
-        "/v1/llm/completions-stream": ScaleV1Dialect(streamed=True),
-    }
-    return _completions(parts or build_parts(), endpoints)
+    return _completions(parts or build_parts(), _scale_v1_endpoints())
 
 
 def scale_models_app(parts: Parts | None = None) -> FastAPI:
@@ -166,10 +176,13 @@ def scale_models_app(parts: Parts | None = None) -> FastAPI:
 def sourcegraph_completions_app(parts: Parts | None = None) -> FastAPI:
     """``POST /.api/completions/code`` and ``/.api/completions/stream``."""
     parts = parts or build_parts()
-    endpoints = {
-        "/.api/completions/code": SourcegraphDialect(False, parts.sourcegraph_default_model),
-        "/.api/completions/stream": SourcegraphDialect(True, parts.sourcegraph_default_model),
-    }
+    return _completions(parts, _sourcegraph_endpoints(parts))
+
+
+def every_dialects_completions_app(parts: Parts | None = None) -> FastAPI:
+    """``POST`` of every dialect's completions. What no dialect claims is refused in OpenAI's form."""
+    parts = parts or build_parts()
+    endpoints = _openai_endpoints(parts) | _scale_endpoints() | _scale_v1_endpoints() | _sourcegraph_endpoints(parts)
     return _completions(parts, endpoints)
 
 
@@ -180,9 +193,41 @@ def sourcegraph_site_app(parts: Parts | None = None) -> FastAPI:
     return _resources(parts, dialect, site_resources(parts.sourcegraph_default_model, __version__))
 
 
+def _openai_endpoints(parts: Parts) -> dict[str, Dialect]:
+    dialect = OpenAIDialect(parts.openai_extra_fields)
+    return {"/v1/completions": dialect, "/completions": dialect}
+
+
+def _scale_endpoints() -> dict[str, Dialect]:
+    return {"/v2/completions": ScaleDialect()}
+
+
+def _scale_v1_endpoints() -> dict[str, Dialect]:
+    return {
+        "/v1/llm/completions-sync": ScaleV1Dialect(streamed=False),
+        "/v1/llm/completions-stream": ScaleV1Dialect(streamed=True),
+    }
+
+
+def _sourcegraph_endpoints(parts: Parts) -> dict[str, Dialect]:
+    return {
+        "/.api/completions/code": SourcegraphDialect(False, parts.sourcegraph_default_model),
+        "/.api/completions/stream": SourcegraphDialect(True, parts.sourcegraph_default_model),
+    }
+
+
 def _completions(parts: Parts, endpoints: Mapping[str, Dialect]) -> FastAPI:
-    return completions_app(endpoints, parts.service, parts.registry, parts.clock)
+    return completions_app(
+        endpoints,
+        parts.service,
+        parts.authenticator,
+        parts.clock,
+        origins=parts.cors_origins,
+        requests_at_once=parts.requests_at_once,
+    )
 
 
 def _resources(parts: Parts, dialect: Dialect, resources: Sequence[Resource]) -> FastAPI:
-    return resources_app(dialect, resources, parts.registry, parts.clock)
+    return resources_app(
+        dialect, resources, parts.registry, parts.authenticator, parts.clock, origins=parts.cors_origins
+    )

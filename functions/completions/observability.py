@@ -1,13 +1,27 @@
-"""The logger every layer but the domain may use. Prompts, completions and credentials are never passed to it."""
+"""The logger and the metrics that every layer but the domain may use. Prompts, completions and credentials are never
+passed to either."""
 
 from __future__ import annotations
 
 import logging
+import os
+from typing import Final
 
 from aws_lambda_powertools import Logger
+from aws_lambda_powertools.metrics import EphemeralMetrics
 
-logger = Logger(service="completions")
+NAMESPACE: Final = "completions"
+"""CloudWatch's, of all metrics."""
+SERVICE: Final = os.environ.get("POWERTOOLS_SERVICE_NAME") or "completions"
+"""The deployment's name, in every line of the log and as a dimension of every metric: an account may have several."""
+
+logger = Logger(service=SERVICE)
 
 for chatty in ("boto3", "botocore", "urllib3"):
     # their debug lines quote request bodies and headers, so no log level of ours may switch them on
     logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+def new_metrics() -> EphemeralMetrics:
+    """Metrics that share nothing with others; those that are not flushed are forgotten."""
+    return EphemeralMetrics(namespace=NAMESPACE, service=SERVICE)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from completions.dialects.openai_wire import EXTRA_FIELDS
+
+_ORIGIN: Final = re.compile(r"([a-z][a-z0-9+.-]*)://(?:\[[0-9a-f:]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?")
+_OWN_PORTS: Final = {("http", "80"), ("https", "443")}
 
 
 class SettingsError(Exception):
@@ -22,6 +26,13 @@ class Settings(BaseModel):
 
     registry_table: str = Field(min_length=1)
     usage_table: str = Field(min_length=1)
+    auth_mode: Literal["keys", "iam"] = "keys"
+    """How callers are known: by API keys, or by the signatures that API Gateway's AWS_IAM authorization has checked."""
+    cors_origins: tuple[str, ...] = ()
+    aws_lambda_max_concurrency: int = Field(default=1, ge=1)
+    """Requests that this environment serves side by side; Lambda sets it on managed instances."""
+
+    """Whose pages may ask from a browser: ``*``, or origins separated by commas."""
     registry_cache_seconds: float = Field(default=30, ge=0)
     usage_retention_days: int = Field(default=400, ge=1)
     openai_extra_fields: frozenset[str] = frozenset()
@@ -62,6 +73,27 @@ class Settings(BaseModel):
         if unknown := sorted(names - EXTRA_FIELDS):
             raise ValueError(f"no such field: {', '.join(unknown)}; there are {', '.join(sorted(EXTRA_FIELDS))}")
         return names
+
+    @field_validator("cors_origins", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        return [origin for part in value.split(",") if (origin := part.strip())] if isinstance(value, str) else value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        if origins == ("*",):
+            return origins
+        if "*" in origins:
+            raise ValueError("'*' allows every origin, and stands alone")
+        for origin in origins:
+            match = _ORIGIN.fullmatch(origin)
+            if match is None or match.groups() in _OWN_PORTS:
+                raise ValueError(
+                    f"{origin!r} is no origin as browsers write it: scheme and host in lower case, a port that is not "
+                    "the scheme's own, nothing behind, as https://app.example.com or http://localhost:3000"
+                )
+        return origins
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:

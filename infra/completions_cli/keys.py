@@ -15,6 +15,7 @@ from rich.console import Console
 
 from completions.domain.limits import KeyLimits, LimitKind
 from completions.domain.metering import Principal
+from completions.web.callers import caller_arn, caller_digest
 from completions_cli import keys_values as values
 from completions_cli.local.environment import NoStackError, use_local_environment
 from completions_cli.models import JsonOption, LocalOption, TableOption
@@ -32,7 +33,9 @@ _LAG: Final = "functions may remember the key as it was for REGISTRY_CACHE_SECON
 
 keys = typer.Typer(no_args_is_help=True, help=__doc__)
 
-KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key's id, or how its secret begins.")]
+KeyArgument = Annotated[
+    str, typer.Argument(metavar="KEY", help="The key's id, how its secret begins, or its caller's ARN.")
+]
 RpmOption = Annotated[str | None, typer.Option("--rpm", metavar="N", help="Requests a minute; or none.")]
 TpmOption = Annotated[str | None, typer.Option("--tpm", metavar="N", help="Tokens a minute.")]
 ParallelOption = Annotated[str | None, typer.Option("--parallel", metavar="N", help="Requests at a time.")]
@@ -49,6 +52,9 @@ MonthBudgetOption = Annotated[
 @keys.command()
 def create(  # noqa: PLR0917 - every argument is an option of the command
     owner: Annotated[str, typer.Option(help="Who answers for its use.")],
+    arn: Annotated[
+        str | None, typer.Option(metavar="ARN", help="Whose key it is who signs requests with IAM; no secret is made.")
+    ] = None,
     team: Annotated[str | None, typer.Option(help="Whose keys may share a container's prefix cache.")] = None,
     admin: Annotated[bool, typer.Option("--admin", help="It may see everyone's usage.")] = False,
     model: Annotated[
@@ -68,10 +74,12 @@ def create(  # noqa: PLR0917 - every argument is an option of the command
     local: LocalOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a key, and print it: this once, for its SHA-256 is all that is stored."""
+    """Make a key, and print it: this once, for its SHA-256 is all that is stored. One for an ARN has no secret."""
     now = _now()
     with _faults("--owner"):
         owner = values.name(owner)
+    with _faults("--arn"):
+        caller = None if arn is None else values.caller(arn)
     with _faults("--team"):
         team = None if team is None else values.name(team)
     with _faults("--expires"):
@@ -80,18 +88,19 @@ def create(  # noqa: PLR0917 - every argument is an option of the command
         given = values.limits_given(
             _options(rpm, tpm, parallel, tokens_per_day, tokens_per_month, budget_per_day, budget_per_month)
         )
-    from completions.registry.items import KeyEntry  # noqa: PLC0415 - --help should not pay for boto3
-    from completions.registry.keys import create_key  # noqa: PLC0415
-    from completions.web.auth import secret_digest  # noqa: PLC0415
+    from completions.registry.keys import create_key  # noqa: PLC0415 - --help should not pay for boto3
 
     secret = values.new_secret()
     with _registry(table, local) as registry:
         allowed = None if not model else _model_ids(registry, model)
         limits = values.changed(KeyLimits(), given)
         principal = Principal(values.new_key_id(), owner, team, admin, allowed, limits, ends)
-        entry = KeyEntry(principal, secret_digest(secret), values.display_prefix(secret), now)
+        entry = _new_entry(principal, secret, caller, now)
         create_key(registry.client, registry.table, entry)
-    _print_secret(secret, entry, as_json, f"{principal.key_id} for {owner}")
+    if arn is None:
+        _print_secret(secret, entry, as_json, f"{principal.key_id} for {owner}")
+    else:
+        _print_caller(entry, as_json, arn)
 
 
 @keys.command("list")
@@ -223,13 +232,15 @@ class _Registry:
         entries = self.entries()
         if named in entries:
             return named
-        begun = {key_id for key_id, entry in entries.items() if entry is not None and named in _prefixes(entry)}
+        arn = caller_arn(named)
+        names = {named} if arn is None else {arn}
+        begun = {key_id for key_id, entry in entries.items() if entry is not None and names & _names(entry)}
         if len(begun) > 1:
             _fail(f"more than one key begins with {named}: {', '.join(sorted(begun))}")
-        if not begun and values.may_be_secret(named):  # then it is not even told back
+        if not begun and arn is None and values.may_be_secret(named):  # then it is not even told back
             _fail(f"give the key's id or its first {values.PREFIX_CHARACTERS} characters, not the key itself", _USAGE)
         if not begun:
-            _fail(f"{self.table} has no key {named!r}")
+            _fail(f"{self.table} has no key {named!r}" if arn is None else f"{self.table} has no key of {arn}")
         return begun.pop()
 
     def entry(self, key_id: str) -> KeyEntry:
@@ -288,6 +299,8 @@ def _rotated(entry: KeyEntry, sha256: str, prefix: str, now: datetime, kept: tim
     """The entry with a new secret. Those before it serve no longer than ``kept`` from now."""
     from completions.registry.items import RetiredSecret  # noqa: PLC0415 - --help should not pay for boto3
 
+    if entry.arn is not None:
+        _fail(f"{entry.principal.key_id} has no secret to rotate: {entry.arn} signs its requests")
     if entry.sha256 == sha256:  # a repetition finds its own work
         return entry
     ends = now + kept
@@ -296,6 +309,16 @@ def _rotated(entry: KeyEntry, sha256: str, prefix: str, now: datetime, kept: tim
     if len(serving) > _MOST_RETIRED:
         _fail(f"{len(serving)} old secrets would still serve; rotate without --grace to end them")
     return replace(entry, sha256=sha256, prefix=prefix, retired=serving)
+
+
+def _new_entry(principal: Principal, secret: str, caller: str | None, now: datetime) -> KeyEntry:
+    """A key of ``secret``, or of the caller where there is one."""
+    from completions.registry.items import KeyEntry  # noqa: PLC0415 - --help should not pay for boto3
+    from completions.web.auth import secret_digest  # noqa: PLC0415
+
+    if caller is not None:
+        return KeyEntry(principal, caller_digest(caller), created_at=now, arn=caller)
+    return KeyEntry(principal, secret_digest(secret), values.display_prefix(secret), now)
 
 
 def _switch(key: str, table: str | None, local: bool, *, disabled: bool) -> None:
@@ -309,8 +332,8 @@ def _switch(key: str, table: str | None, local: bool, *, disabled: bool) -> None
     typer.echo(f"{entry.principal.key_id} is {state(entry, _now())}; {_LAG}")
 
 
-def _prefixes(entry: KeyEntry) -> set[str | None]:
-    return {prefix for _, prefix, _ in entry.secrets()}
+def _names(entry: KeyEntry) -> set[str | None]:
+    return {entry.arn, *(prefix for _, prefix, _ in entry.secrets())}
 
 
 def _options(*texts: str | None) -> dict[LimitKind, str | None]:
@@ -324,6 +347,15 @@ def _print_secret(secret: str, entry: KeyEntry, as_json: bool, headline: str) ->
     typer.echo(f"{headline}. This is the only time the secret is shown:", err=True)
     shown = {"key": secret, **entry_values(entry, _now())}
     typer.echo(json.dumps(shown, indent=2, ensure_ascii=False) if as_json else secret)
+
+
+def _print_caller(entry: KeyEntry, as_json: bool, given: str) -> None:
+    """The key's id alone goes to the standard output."""
+    from completions_cli.keys_view import caller_words, entry_values  # noqa: PLC0415 - not for --help
+
+    typer.echo("\n".join(caller_words(entry, given)), err=True)
+    shown: Any = entry_values(entry, _now())
+    typer.echo(json.dumps(shown, indent=2, ensure_ascii=False) if as_json else entry.principal.key_id)
 
 
 def _print_entry(entry: KeyEntry, as_json: bool) -> None:

@@ -10,6 +10,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import Final
 
 from completions.domain.limits import KeyLimits, LimitKind
+from completions.web.callers import EXAMPLE, caller_arn
 
 NONE: Final = "none"
 PREFIX_CHARACTERS: Final = 7
@@ -66,6 +67,14 @@ def name(text: str) -> str:
     if not text or text != text.strip() or not text.isprintable() or len(text) > _MOST_NAME:
         raise ValueFault(f"must be 1 to {_MOST_NAME} printable characters, without a blank at either end")
     return text
+
+
+def caller(text: str) -> str:
+    """A caller's ARN, in the form that its key is kept under. Raises ``ValueFault``."""
+    arn = caller_arn(text)
+    if arn is None:
+        raise ValueFault(f"must be the ARN of an IAM role, user, root, or of a session, such as {EXAMPLE}")
+    return arn
 
 
 def limits_given(options: Mapping[LimitKind, str | None]) -> dict[LimitKind, int | None]:

@@ -1,4 +1,4 @@
-"""How keys are shown. Secrets and their digests never are."""
+"""How keys are shown. Secrets and their digests never are; a key without a secret shows whose it is."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ def entry_values(entry: KeyEntry, now: datetime) -> dict[str, Any]:
     return {
         "key_id": principal.key_id,
         "prefix": entry.prefix,
+        "arn": entry.arn,
         "owner": principal.owner,
         "team": principal.team,
         "admin": principal.admin,
@@ -59,7 +60,7 @@ def entry_lines(entry: KeyEntry, now: datetime) -> list[str]:
     models = values["allowed_models"]
     rows = {
         "id": values["key_id"],
-        "begins with": values["prefix"] or "unknown",
+        **({"begins with": values["prefix"] or "unknown"} if entry.arn is None else {"caller": entry.arn}),
         "owner": values["owner"],
         "team": values["team"] or "none",
         "admin": "yes" if values["admin"] else "no",
@@ -71,6 +72,19 @@ def entry_lines(entry: KeyEntry, now: datetime) -> list[str]:
     }
     lines = [f"{name:<13}{value}" for name, value in rows.items()]
     return lines + [f"{'old secret':<13}{one['prefix']} until {one['until']}" for one in values["retired"]]
+
+
+def caller_words(entry: KeyEntry, given: str) -> list[str]:
+    """What to know of a key that is a caller's, a sentence a line; ``given`` is the ARN as it was typed."""
+    lines = [
+        f"{entry.principal.key_id} for {entry.principal.owner}. {entry.arn} signs its requests: there is no secret.",
+        "It counts where functions run with AUTH_MODE iam, as the template's AuthMode sets it.",
+    ]
+    if entry.arn != given:
+        lines.append(f"{given} is kept as its role without a path, for that is all a session's ARN tells.")
+    if given.endswith(":root"):
+        lines.append("Meant is the account's root user alone, not everybody in the account.")
+    return lines
 
 
 def limit_words(limits: KeyLimits) -> list[str]:
@@ -89,7 +103,7 @@ def limit_changes(old: KeyLimits, new: KeyLimits) -> list[str]:
 
 def keys_table(entries: Sequence[KeyEntry], now: datetime) -> Table:
     """One row a key."""
-    table = Table("id", "begins with", "owner", "team", "models", "limits", "expires", "state")
+    table = Table("id", "begins with, or caller", "owner", "team", "models", "limits", "expires", "state")
     for column in table.columns:
         column.overflow = "fold"
     table.columns[0].no_wrap = True
@@ -98,7 +112,7 @@ def keys_table(entries: Sequence[KeyEntry], now: datetime) -> Table:
         models = principal.allowed_models
         cells = (
             principal.key_id,
-            entry.prefix or "",
+            entry.arn or entry.prefix or "",
             principal.owner + (" (admin)" if principal.admin else ""),
             principal.team or "",
             "all" if models is None else "\n".join(sorted(models)),

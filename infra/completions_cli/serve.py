@@ -65,6 +65,7 @@ def serve(  # noqa: PLR0917 - every argument is an option of the command
     started = time.monotonic()
     _check_options(upstream, gguf, upstream_model is not None or upstream_key is not None)
     os.environ["POWERTOOLS_LOG_LEVEL"] = "INFO" if verbose else "CRITICAL"
+    os.environ.setdefault("POWERTOOLS_METRICS_DISABLED", "false" if verbose else "true")
     # imported here: the handlers behind it read the environment, and --help should not pay for them
     from completions_cli.local.gguf import LlamaMissingError  # noqa: PLC0415
     from completions_cli.local.server import PortTakenError  # noqa: PLC0415

@@ -40,7 +40,9 @@ ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "soak",
     "AWS_SECRET_ACCESS_KEY": "soak",
     "AWS_DEFAULT_REGION": "us-east-1",
-    "POWERTOOLS_LOG_LEVEL": "CRITICAL",  # the log goes to standard output, which nobody reads behind its first line
+    # log and metrics go to standard output, which nobody reads behind its first line
+    "POWERTOOLS_LOG_LEVEL": "CRITICAL",
+    "POWERTOOLS_METRICS_DISABLED": "true",
 }
 AT_ONCE = 16
 FAULTY = 0.1

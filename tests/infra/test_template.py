@@ -1,56 +1,22 @@
-"""The template as CloudFormation would see it: what SAM transforms it into, in every mode, not what it says."""
+"""The template as CloudFormation would see it: what SAM transforms it into, in every form, not what it says."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from samtranslator.parser.parser import Parser
-from samtranslator.translator.translator import Translator
-from samtranslator.yaml_helper import yaml_parse
 
+from cloudformation import deployed, of_type, transformed
 from completions_cli.local.stack import LocalStack
 from completions_cli.local.template import load_template, read_gateway
 
 FUNCTION = "AWS::Lambda::Function"
-
-
-def transformed(root: Path) -> dict[str, Any]:
-    """CloudFormation's resources; conditions are still to be decided."""
-    template = yaml_parse((root / "template.yaml").read_text())
-    template["Resources"]["Tables"]["Properties"]["Location"] = "https://s3.amazonaws.com/bucket/tables.yaml"
-    for resource in template["Resources"].values():
-        if resource["Type"] == "AWS::Serverless::Function":
-            resource["Properties"]["CodeUri"] = "s3://bucket/code.zip"
-    template["Globals"]["Function"]["CodeUri"] = "s3://bucket/code.zip"
-    translator = Translator({}, Parser())
-    result: dict[str, Any] = translator.translate(template, parameter_values={})
-    resources: dict[str, Any] = result["Resources"]
-    return resources
-
-
-@pytest.fixture(scope="module")
-def resources(project_root: Path) -> dict[str, Any]:
-    return transformed(project_root)
-
-
-def integration(resources: Mapping[str, Any], path: str, streamed: bool) -> Any:
-    """The integration of a completions route in one of its two forms."""
-    operation = resources["Api"]["Properties"]["Body"]["paths"][path]["post"]
-    condition, when_streamed, when_buffered = operation["x-amazon-apigateway-integration"]["Fn::If"]
-    assert condition == "Streamed"
-    return when_streamed if streamed else when_buffered
-
-
-def test_the_api_is_regional(resources: dict[str, Any]) -> None:
-    assert resources["Api"]["Properties"]["EndpointConfiguration"]["Types"] == ["REGIONAL"]
-
-
 STREAMING = {
     "/v1/completions": "OpenAICompletionsFunction",
     "/completions": "OpenAICompletionsFunction",
@@ -60,38 +26,124 @@ STREAMING = {
     "/.api/completions/code": "SourcegraphCompletionsFunction",
     "/.api/completions/stream": "SourcegraphCompletionsFunction",
 }
+OPEN_ROUTES = {"/healthz", "/dashboard"}
+MANAGED = {"Compute": "managed-instances", "ManagedSubnetIds": "subnet-1,subnet-2", "ManagedSecurityGroupIds": "sg-1"}
+FORMS: list[dict[str, str]] = [
+    *(
+        {"ResponseMode": mode, "Architecture": architecture}
+        for mode, architecture in itertools.product(("streamed", "buffered"), ("arm64", "x86_64"))
+    ),
+    MANAGED,
+    {"AuthMode": "iam"},
+    {"CorsOrigins": "https://app.example.com"},
+    {"UsagePlanRate": "10"},
+    {"AuthMode": "iam", "UsagePlanRate": "10"},
+    {"WafRequestsPerFiveMinutes": "2000"},
+    {"AccessLogs": "on", "ApiGatewayLogRole": "create"},
+    {"DomainName": "completions.example.com", "CertificateArn": "arn:aws:acm:x", "HostedZoneId": "Z1"},
+    {"WorkerConcurrency": "2", "SnapStart": "PublishedVersions"},
+    {"AsyncInputS3Uri": "s3://inputs/x", "AsyncBucketPattern": "inputs"},
+]
+
+
+def form_id(form: dict[str, str]) -> str:
+    return "-".join(form.values())[:60]
+
+
+@pytest.fixture(scope="module")
+def resources(project_root: Path) -> dict[str, Any]:
+    return deployed(project_root)
+
+
+@pytest.fixture(params=FORMS, ids=form_id)
+def every_form(request: pytest.FixtureRequest, project_root: Path) -> dict[str, Any]:
+    return deployed(project_root, **request.param)
+
+
+def operation(resources: dict[str, Any], path: str, method: str) -> Any:
+    (api,) = of_type(resources, "AWS::ApiGateway::RestApi").values()
+    return api["Body"]["paths"][path][method]
+
+
+def operations(resources: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Path, method and operation of every route."""
+    (api,) = of_type(resources, "AWS::ApiGateway::RestApi").values()
+    for path, methods in api["Body"]["paths"].items():
+        for method, one in methods.items():
+            yield path, method, one
+
+
+def uri(operation: Any) -> str:
+    return str(operation["x-amazon-apigateway-integration"]["uri"]["Fn::Sub"])
+
+
+def test_the_api_is_regional(every_form: dict[str, Any]) -> None:
+    # edge-optimised APIs cut a stream after 30 idle seconds
+    (api,) = of_type(every_form, "AWS::ApiGateway::RestApi").values()
+    assert api["EndpointConfiguration"]["Types"] == ["REGIONAL"]
 
 
 @pytest.mark.parametrize("path", STREAMING)
 def test_the_streamed_form_streams_end_to_end(project_root: Path, path: str) -> None:
-    method = json.dumps(integration(transformed(project_root), path, True))
+    method = operation(deployed(project_root, ResponseMode="streamed"), path, "post")
 
-    assert f"{STREAMING[path]}.Arn" in method
-    assert '"responseTransferMode": "STREAM"' in method
-    assert "response-streaming-invocations" in method
-    assert '"timeoutInMillis": 600000' in method
+    assert f"/2021-11-15/functions/${{{STREAMING[path]}.Arn}}:live/response-streaming-invocations" in uri(method)
+    assert method["x-amazon-apigateway-integration"]["responseTransferMode"] == "STREAM"
+    assert method["x-amazon-apigateway-integration"]["timeoutInMillis"] == 600_000
 
 
 @pytest.mark.parametrize("path", STREAMING)
 def test_the_buffered_form_streams_nowhere(project_root: Path, path: str) -> None:
-    method = json.dumps(integration(transformed(project_root), path, False))
+    method = operation(deployed(project_root, ResponseMode="buffered"), path, "post")
 
-    assert "STREAM" not in method
-    assert "/2015-03-31/" in method
+    assert f"/2015-03-31/functions/${{{STREAMING[path]}.Arn}}:live/invocations" in uri(method)
+    assert "STREAM" not in json.dumps(method)
+
+
+@pytest.mark.parametrize("path", STREAMING)
+def test_managed_instances_serve_all_completions_in_one_function(project_root: Path, path: str) -> None:
+    resources = deployed(project_root, **MANAGED)
+    function = resources["ManagedCompletionsFunction"]["Properties"]
+
+    assert "functions/${ManagedCompletionsFunction.Arn}:live/response-streaming-invocations" in uri(
+        operation(resources, path, "post")
+    )
+    assert STREAMING[path] not in resources
+    capacity = function["CapacityProviderConfig"]["LambdaManagedInstancesCapacityProviderConfig"]
+    assert capacity["PerExecutionEnvironmentMaxConcurrency"] == 64
+    assert function["MemorySize"] == 2048  # the least that managed instances take
+    assert "ReservedConcurrentExecutions" not in function
+    assert "SnapStart" not in function
+
+
+def test_a_stream_may_take_as_long_as_its_function(every_form: dict[str, Any]) -> None:
+    functions = of_type(every_form, FUNCTION)
+    for path, _, one in operations(every_form):
+        integration = one["x-amazon-apigateway-integration"]
+        function = functions[uri(one).split("functions/${")[1].split(".Arn}")[0]]
+        # API Gateway waits 29 s for what does not stream
+        assert integration.get("timeoutInMillis", 29_000) >= function["Timeout"] * 1000, path
 
 
 @pytest.mark.parametrize("name", sorted(set(STREAMING.values())))
-def test_function_and_method_change_form_together(resources: dict[str, Any], name: str) -> None:
-    function = resources[name]["Properties"]
+@pytest.mark.parametrize("architecture", ["arm64", "x86_64"])
+def test_function_and_method_change_form_together(project_root: Path, name: str, architecture: str) -> None:
+    streamed, buffered = (
+        deployed(project_root, ResponseMode=mode, Architecture=architecture)[name]["Properties"]
+        for mode in ("streamed", "buffered")
+    )
 
-    streamed, buffered = function["Handler"]["Fn::If"][1:]
-    assert streamed == "run.sh"
-    assert buffered.startswith("completions.handlers.")
-    assert function["Environment"]["Variables"]["APP_MODULE"] == buffered.removesuffix(".handler") + ":app"
-    assert function["Timeout"] == {"Fn::If": ["Streamed", 600, 29]}
-    assert function["Layers"][0]["Fn::If"][0] == "Streamed"
-    wrapper = function["Environment"]["Variables"]["AWS_LAMBDA_EXEC_WRAPPER"]
-    assert wrapper == {"Fn::If": ["Streamed", "/opt/bootstrap", {"Ref": "AWS::NoValue"}]}
+    assert (streamed["Handler"], streamed["Timeout"]) == ("run.sh", 600)
+    assert streamed["Environment"]["Variables"]["AWS_LAMBDA_EXEC_WRAPPER"] == "/opt/bootstrap"
+    layer = {"arm64": "LambdaAdapterLayerArm64", "x86_64": "LambdaAdapterLayerX86"}[architecture]
+    assert [one["Fn::Sub"][1]["Layer"] for one in streamed["Layers"]] == [layer]
+    assert streamed["Architectures"] == buffered["Architectures"] == [architecture]
+
+    assert buffered["Handler"].startswith("completions.handlers.")
+    assert buffered["Handler"] == buffered["Environment"]["Variables"]["APP_MODULE"].replace(":app", ".handler")
+    assert buffered["Timeout"] == 29
+    assert buffered.get("Layers", []) == []
+    assert "AWS_LAMBDA_EXEC_WRAPPER" not in buffered["Environment"]["Variables"]
 
 
 @pytest.mark.parametrize("mode", ["streamed", "buffered"])
@@ -100,38 +152,229 @@ def test_every_handler_and_app_can_be_imported(stack: LocalStack, project_root: 
         assert callable(pkgutil.resolve_name(route.entry_point))
 
 
-@pytest.mark.parametrize("name", sorted(set(STREAMING.values())))
-def test_the_gateway_may_call_each_function_it_names(resources: dict[str, Any], name: str) -> None:
-    permission = resources[name.replace("Function", "Permission")]["Properties"]
-    assert permission["FunctionName"] == {"Ref": name}
-    assert permission["Principal"] == "apigateway.amazonaws.com"
+def test_every_handler_of_every_form_exists(stack: LocalStack, every_form: dict[str, Any]) -> None:
+    for function in of_type(every_form, FUNCTION).values():
+        variables = function["Environment"]["Variables"]
+        if function["Handler"] == "run.sh":
+            assert callable(pkgutil.resolve_name(variables["APP_MODULE"]))
+        else:
+            assert callable(pkgutil.resolve_name(":".join(function["Handler"].rsplit(".", 1))))
+
+
+def test_the_gateway_may_call_each_function_it_names_and_by_the_alias_that_it_names(every_form: dict[str, Any]) -> None:
+    named = {uri(one).split("functions/${")[1].split(".Arn}")[0] for _, _, one in operations(every_form)}
+    allowed = set()
+    for permission in of_type(every_form, "AWS::Lambda::Permission").values():
+        assert permission["Principal"] == "apigateway.amazonaws.com"
+        assert permission["Action"] == "lambda:InvokeFunction"
+        allowed.add(permission["FunctionName"]["Ref"].removesuffix("Aliaslive"))
+    assert named == allowed
+    aliases = of_type(every_form, "AWS::Lambda::Alias")
+    assert {f"{name}Aliaslive" for name in named} <= set(aliases)
+    assert {one["Name"] for one in aliases.values()} == {"live"}
+
+
+def test_another_release_is_another_version_of_every_function(project_root: Path) -> None:
+    # SAM's own hash does not see that a parameter has another value: the alias would go on with the old setting
+    one, other = (deployed(project_root, ReleaseId=release) for release in ("0123456789", "abcdef0123"))
+    for name in of_type(one, FUNCTION):
+        versions = [{key for key in resources if key.startswith(f"{name}Version")} for resources in (one, other)]
+        assert versions == [{f"{name}Version0123456789"}, {f"{name}Versionabcdef0123"}]
+
+
+def test_new_code_goes_back_when_an_alarm_rings(project_root: Path) -> None:
+    resources = deployed(project_root, DeploymentStrategy="Canary10Percent5Minutes")
+    groups = of_type(resources, "AWS::CodeDeploy::DeploymentGroup")
+    assert {name.removesuffix("DeploymentGroup") for name in groups} == set(of_type(resources, FUNCTION))
+    for name, group in groups.items():
+        assert group["DeploymentConfigName"]["Fn::Sub"][1] == {"ConfigName": "Canary10Percent5Minutes"}
+        assert "DEPLOYMENT_STOP_ON_ALARM" in group["AutoRollbackConfiguration"]["Events"]
+        alarms = [one["Name"]["Fn::GetAtt"][1] for one in group["AlarmConfiguration"]["Alarms"]]
+        assert "Outputs.ApiErrorsAlarm" in alarms
+        if name.replace("DeploymentGroup", "") in STREAMING.values():
+            assert f"Outputs.{name.replace('FunctionDeploymentGroup', '')}ErrorsAlarm" in alarms
+
+
+@pytest.mark.parametrize(
+    ("form", "security"),
+    [
+        ({}, []),
+        ({"AuthMode": "iam"}, [{"sigv4": []}]),
+        ({"UsagePlanRate": "5"}, [{"gateway_key": []}]),
+        ({"AuthMode": "iam", "UsagePlanRate": "5"}, [{"sigv4": [], "gateway_key": []}]),
+    ],
+    ids=["keys", "iam", "plan", "iam-and-plan"],
+)
+def test_every_route_but_the_open_ones_asks_for_what_the_form_asks(
+    project_root: Path, form: dict[str, str], security: list[Any]
+) -> None:
+    resources = deployed(project_root, **form, CorsOrigins="*")
+    for path, method, one in operations(resources):
+        expected = None if path in OPEN_ROUTES or method == "options" else security
+        assert one.get("security") == expected, (method, path)
+    (api,) = of_type(resources, "AWS::ApiGateway::RestApi").values()
+    schemes = api["Body"]["components"]["securitySchemes"]
+    assert schemes["sigv4"]["x-amazon-apigateway-authtype"] == "awsSigv4"
+    assert (schemes["gateway_key"]["in"], schemes["gateway_key"]["name"]) == ("header", "x-api-key")
+
+
+def test_preflights_have_a_route_where_browsers_may_call_and_only_there(project_root: Path) -> None:
+    def preflights(**form: str) -> set[str]:
+        return {path for path, method, _ in operations(deployed(project_root, **form)) if method == "options"}
+
+    assert preflights() == set()
+    assert preflights(CorsOrigins="*") == {path for path, _, _ in operations(deployed(project_root))} - OPEN_ROUTES
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "DEFAULT_4XX",
+        "DEFAULT_5XX",
+        "REQUEST_TOO_LARGE",
+        "THROTTLED",
+        "QUOTA_EXCEEDED",
+        "INTEGRATION_TIMEOUT",
+        "MISSING_AUTHENTICATION_TOKEN",
+    ],
+)
+@pytest.mark.parametrize("auth", ["keys", "iam"])
+def test_the_gateways_own_answers_carry_one_body_that_every_dialects_client_reads(
+    project_root: Path, kind: str, auth: str
+) -> None:
+    (api,) = of_type(deployed(project_root, AuthMode=auth), "AWS::ApiGateway::RestApi").values()
+    answer = api["Body"]["x-amazon-apigateway-gateway-responses"][kind]
+
+    text = answer["responseTemplates"]["application/json"].replace("$context.error.messageString", '"words"')
+    body = json.loads(text)
+    assert set(body) == {"error", "detail", "request_id"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["request_id"] == "$context.requestId"
+    assert answer["responseParameters"]["gatewayresponse.header.x-request-id"] == "context.requestId"
+
+
+@pytest.mark.parametrize(("auth", "status"), [("keys", 404), ("iam", 403)])
+def test_an_unknown_route_is_404_unless_it_may_be_a_signature_that_is_missing(
+    project_root: Path, auth: str, status: int
+) -> None:
+    (api,) = of_type(deployed(project_root, AuthMode=auth), "AWS::ApiGateway::RestApi").values()
+    answers = api["Body"]["x-amazon-apigateway-gateway-responses"]
+    assert answers["MISSING_AUTHENTICATION_TOKEN"]["statusCode"] == status
+
+
+def test_prompts_are_never_logged_by_the_gateway_and_its_log_is_json(project_root: Path) -> None:
+    (stage,) = of_type(deployed(project_root, AccessLogs="on"), "AWS::ApiGateway::Stage").values()
+    assert [one["DataTraceEnabled"] for one in stage["MethodSettings"]] == [False]
+    line = json.loads(stage["AccessLogSetting"]["Format"])
+    assert line["requestId"] == "$context.requestId"
+    assert not any("body" in value.lower() or "authorization" in value.lower() for value in line.values())
+    (silent,) = of_type(deployed(project_root), "AWS::ApiGateway::Stage").values()
+    assert "AccessLogSetting" not in silent
+
+
+def test_every_log_ends_and_every_function_writes_to_one_that_does(every_form: dict[str, Any]) -> None:
+    groups = of_type(every_form, "AWS::Logs::LogGroup")
+    assert {one["RetentionInDays"] for one in groups.values()} == {30}
+    for function in of_type(every_form, FUNCTION).values():
+        assert function["LoggingConfig"] == {"LogFormat": "JSON", "LogGroup": {"Ref": "FunctionLogs"}}
+        assert function["TracingConfig"] == {"Mode": "Active"}
+
+
+def test_what_is_optional_is_there_when_asked_for_and_not_before(project_root: Path) -> None:
+    optional = {
+        "UsagePlan": {"UsagePlanRate": "10"},
+        "GatewayKey": {"UsagePlanRate": "10"},
+        "Firewall": {"WafRequestsPerFiveMinutes": "2000"},
+        "FirewallOfApi": {"WafRequestsPerFiveMinutes": "2000"},
+        "Domain": {"DomainName": "a.example.com", "CertificateArn": "arn:aws:acm:x"},
+        "DomainMapping": {"DomainName": "a.example.com", "CertificateArn": "arn:aws:acm:x"},
+        "DomainRecord": {"DomainName": "a.example.com", "CertificateArn": "arn:aws:acm:x", "HostedZoneId": "Z"},
+        "AccessLogGroup": {"AccessLogs": "on"},
+        "ApiGatewayAccount": {"ApiGatewayLogRole": "create"},
+        "ManagedInstances": MANAGED,
+    }
+    plain = deployed(project_root)
+    for name, form in optional.items():
+        assert name not in plain
+        assert name in deployed(project_root, **form)
+
+
+@pytest.mark.parametrize(("given", "reserved"), [("0", None), ("3", "3")])
+def test_workers_keep_concurrency_when_told_and_functions_that_serve_never_do(
+    project_root: Path, given: str, reserved: str | None
+) -> None:
+    resources = deployed(project_root, WorkerConcurrency=given)
+    workers = {"UsageRollupFunction", "UsageSweeperFunction"}
+    for name, function in of_type(resources, FUNCTION).items():
+        assert function.get("ReservedConcurrentExecutions") == (reserved if name in workers else None), name
+
+
+def test_snapshots_are_for_functions_that_somebody_waits_for(project_root: Path) -> None:
+    resources = deployed(project_root, SnapStart="PublishedVersions")
+    waited_for = {name for name, one in of_type(resources, FUNCTION).items() if one.get("SnapStart")}
+    assert waited_for == set(of_type(resources, FUNCTION)) - {"UsageRollupFunction", "UsageSweeperFunction"}
+
+
+def test_nested_stacks_get_parameters_that_they_have(project_root: Path) -> None:
+    nested = of_type(deployed(project_root, **MANAGED), "AWS::CloudFormation::Stack")
+    assert set(nested) == {"Tables", "Pipelines", "Observability", "ManagedInstances"}
+    for stack in nested.values():
+        declared = load_template(project_root / "infra" / Path(stack["TemplateURL"]).name).get("Parameters", {})
+        given = set(stack.get("Parameters", {}))
+        assert given <= set(declared)
+        assert {name for name, one in declared.items() if "Default" not in one} <= given
+
+
+def test_no_deployment_waits_for_what_waits_for_it(project_root: Path) -> None:
+    """Names of other resources, followed, never come round."""
+    template = transformed(project_root)["Resources"]
+    graph = {name: {found for found in mentions(one) if found in template} for name, one in template.items()}
+
+    def follow(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, path
+        if name not in settled:
+            for other in graph[name]:
+                follow(other, (*path, name))
+            settled.add(name)
+
+    settled: set[str] = set()
+    for name in graph:
+        follow(name, ())
+
+
+def mentions(node: Any) -> Iterator[str]:
+    """Logical ids that a resource names, by Ref, GetAtt, Sub or DependsOn."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key in ("Ref", "DependsOn") and isinstance(value, str):
+                yield value
+            elif key == "Fn::GetAtt":
+                yield value[0]
+            elif key == "Fn::Sub":
+                text = value if isinstance(value, str) else value[0]
+                yield from (part.split("}")[0].split(".")[0] for part in text.split("${")[1:])
+            yield from mentions(value)
+    elif isinstance(node, list):
+        for one in node:
+            yield from mentions(one)
 
 
 def test_the_start_script_can_be_executed(project_root: Path) -> None:
     assert os.access(project_root / "functions" / "run.sh", os.X_OK)
 
 
-def test_no_policy_allows_every_action_or_every_resource(resources: dict[str, Any]) -> None:
-    roles = [resource for resource in resources.values() if resource["Type"] == "AWS::IAM::Role"]
+def test_no_policy_allows_every_action_or_every_resource(every_form: dict[str, Any]) -> None:
     statements = [
         statement
-        for role in roles
-        for policy in role["Properties"].get("Policies", [])
-        for entry in policy["PolicyDocument"]["Statement"]
-        for statement in _alternatives(entry)
+        for role in of_type(every_form, "AWS::IAM::Role").values()
+        for policy in role.get("Policies", [])
+        for statement in policy["PolicyDocument"]["Statement"]
     ]
     assert statements
     for statement in statements:
         actions = statement["Action"] if isinstance(statement["Action"], list) else [statement["Action"]]
         assert all("*" not in action for action in actions)
         assert statement["Resource"] != "*"
-
-
-def _alternatives(statement: dict[str, Any]) -> list[dict[str, Any]]:
-    """A statement, or what a condition may make of it."""
-    if "Fn::If" not in statement:
-        return [statement]
-    return [branch for branch in statement["Fn::If"][1:] if branch != {"Ref": "AWS::NoValue"}]
 
 
 def test_the_same_routes_are_served_in_both_modes(project_root: Path) -> None:
@@ -155,22 +398,24 @@ def test_every_route_has_an_event(project_root: Path) -> None:
 
 
 def test_the_roll_up_gets_settled_records_and_nothing_is_dropped_unseen(resources: dict[str, Any]) -> None:
-    (mapping,) = [one["Properties"] for one in resources.values() if one["Type"] == "AWS::Lambda::EventSourceMapping"]
+    (mapping,) = of_type(resources, "AWS::Lambda::EventSourceMapping").values()
     assert mapping["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
     assert mapping["BisectBatchOnFunctionError"] is True
     assert mapping["MaximumRetryAttempts"] == 10
     assert mapping["StartingPosition"] == "TRIM_HORIZON"
-    assert mapping["DestinationConfig"]["OnFailure"]["Destination"] == {"Fn::GetAtt": ["UsageRollupFailures", "Arn"]}
+    assert mapping["DestinationConfig"]["OnFailure"]["Destination"] == {
+        "Fn::GetAtt": ["Pipelines", "Outputs.UsageRollupFailuresQueueArn"]
+    }
     for filter_ in mapping["FilterCriteria"]["Filters"]:
         image = json.loads(filter_["Pattern"])["dynamodb"]["NewImage"]
         assert (image["sk"], image["state"]) == ({"S": ["RECORD"]}, {"S": ["SETTLED"]})
 
 
 def test_every_function_that_is_no_route_has_an_event(project_root: Path, resources: dict[str, Any]) -> None:
-    functions = [one["Properties"]["Handler"] for one in resources.values() if one["Type"] == FUNCTION]
+    functions = [one["Handler"] for one in of_type(resources, FUNCTION).values()]
     served = {route.function.handler for route in read_gateway(project_root / "template.yaml", {}).routes}
     for handler in functions:
-        if isinstance(handler, str) and handler not in served:
+        if handler not in served:
             assert (project_root / "events" / f"{handler.split('.')[-2]}.json").is_file()
 
 
@@ -178,6 +423,7 @@ def test_the_tables_are_kept_and_protected(project_root: Path) -> None:
     tables = load_template(project_root / "infra" / "tables.yaml")["Resources"]
     for table in tables.values():
         assert table["DeletionPolicy"] == table["UpdateReplacePolicy"] == "Retain"
+        assert table["Properties"]["DeletionProtectionEnabled"] == {"Ref": "DeletionProtection"}
         assert table["Properties"]["PointInTimeRecoverySpecification"]["PointInTimeRecoveryEnabled"] is True
         assert table["Properties"]["SSESpecification"]["SSEEnabled"] is True
     usage = tables["UsageTable"]["Properties"]

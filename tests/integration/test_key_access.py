@@ -24,7 +24,7 @@ from completions.dynamodb_json import deserialized
 from completions.registry.dynamodb import DynamoRegistry, list_keys, put_key
 from completions.registry.items import KeyEntry, RetiredSecret
 from completions.registry.keys import KeyContendedError, change_key, create_key, delete_key, read_key
-from completions.web.auth import authenticate, secret_digest
+from completions.web.auth import KeyAuthenticator, secret_digest
 from completions_cli.local.environment import published_environment
 from completions_cli.local.stack import LocalStack
 from completions_cli.main import app
@@ -68,7 +68,8 @@ def created(*options: str) -> tuple[str, str]:
 def authenticated(secret: str, registry: DynamoRegistry, clock: ManualClock | None = None) -> str:
     """The id of the key that was let in."""
     wire = WireRequest("POST", "/v1/completions", {}, {"authorization": f"Bearer {secret}"}, b"")
-    return authenticate(OpenAIDialect(), wire, registry, clock or ManualClock(datetime.now(UTC))).key_id
+    authenticator = KeyAuthenticator(registry, clock or ManualClock(datetime.now(UTC)))
+    return authenticator.authenticate(OpenAIDialect(), wire).key_id
 
 
 def digests(client: DynamoDBClient, table: str, key_id: str) -> set[str]:

@@ -110,6 +110,7 @@ def test_all_that_is_said_of_a_key_is_kept(local: None, client: DynamoDBClient) 
     assert values == {
         "key_id": key_id,
         "prefix": secret[:7],
+        "arn": None,
         "owner": "ada",
         "team": "compilers",
         "admin": True,

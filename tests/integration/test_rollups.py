@@ -48,9 +48,8 @@ KEYS = (
     Principal("key-2", "grace", "compilers", limits=KeyLimits(tokens_per_day=10**9, nanos_per_month=10**12)),
     Principal("key-3", "alan"),
 )
-SETTINGS = Config(
-    region_name="ap-northeast-2", retries={"mode": "standard", "total_max_attempts": 3}, max_pool_connections=32
-)
+REGION = "ap-northeast-2"
+SETTINGS = Config(region_name=REGION, retries={"mode": "standard", "total_max_attempts": 3}, max_pool_connections=32)
 
 
 class Bench:
@@ -68,7 +67,7 @@ class Bench:
         self.ledger = DynamoUsageLedger(client, self.table, 400, self.clock)
         self.roll_ups = RollUps(client, self.table, self.now)
         self.written: dict[str, UsageRecord] = {}
-        self._url = url
+        self.url = url
         self._patterns = patterns
 
     def request(self, number: int, principal: Principal = KEYS[0], **fields: Any) -> UsageRecord:
@@ -97,7 +96,7 @@ class Bench:
     def all_events(self) -> list[dict[str, Any]]:
         """What the stream has, as Lambda would send it if it filtered nothing."""
         found = []
-        with closing(boto3.client("dynamodbstreams", endpoint_url=self._url, config=SETTINGS)) as streams:
+        with closing(boto3.client("dynamodbstreams", endpoint_url=self.url, config=SETTINGS)) as streams:
             (stream,) = streams.list_streams(TableName=self.table)["Streams"]
             arn = stream["StreamArn"]
             for shard in streams.describe_stream(StreamArn=arn)["StreamDescription"]["Shards"]:
@@ -512,6 +511,111 @@ def test_the_recorded_event_is_added_and_looks_as_the_poller_s_do(bench: Bench, 
         "team",
         "first_token_ms",
     }
+
+
+FUNCTION = """
+import json, pathlib, sys
+from completions.handlers.usage_rollup import handler
+event = json.loads(pathlib.Path(sys.argv[1]).read_text())
+for delivery in range(2):
+    print(json.dumps({"reply": handler(event, None)}))
+"""
+
+
+def test_the_function_measures_what_it_adds_and_nothing_of_a_second_delivery(bench: Bench, project_root: Path) -> None:
+    path = project_root / "events" / "usage_rollup.json"
+    for event in json.loads(path.read_text())["Records"]:
+        bench.client.put_item(TableName=bench.table, Item=event["dynamodb"]["NewImage"])
+    environment = {
+        "PYTHONPATH": str(project_root / "functions"),
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": REGION,
+        "AWS_ENDPOINT_URL_DYNAMODB": bench.url,
+        "REGISTRY_TABLE": "none",
+        "USAGE_TABLE": bench.table,
+        "POWERTOOLS_SERVICE_NAME": "gateway",
+    }
+    run = subprocess.run(
+        [sys.executable, "-c", FUNCTION, str(path)], env=environment, capture_output=True, text=True, check=True
+    )
+
+    lines = [json.loads(line) for line in run.stdout.splitlines()]
+    assert [line["reply"] for line in lines if "reply" in line] == [{"batchItemFailures": []}] * 2
+    (measured,) = [line for line in lines if "_aws" in line]  # of the first delivery alone
+    assert lines.index(measured) < next(number for number, line in enumerate(lines) if "reply" in line)
+    (told,) = measured["_aws"]["CloudWatchMetrics"]
+    assert told["Namespace"] == "completions"
+    assert sorted(map(sorted, told["Dimensions"])) == [["Model", "service"], ["service"]]
+    del measured["_aws"]
+    assert measured == {
+        "service": "gateway",
+        "Model": "demo",
+        "Requests": [2.0],
+        "Aborted": [1.0],
+        "PromptTokens": [14.0],
+        "CompletionTokens": [21.0],
+        "CostDollars": [0.000_014_4],
+        "FirstTokenMilliseconds": [95.0, 95.0],
+        "TokensPerSecond": [50.794, 15.873],  # 16 and 5 tokens in 315 ms
+    }
+    for name in ("key_5f2a9c01b7de", "ada", "compilers", "3f1c9a52"):
+        assert name not in run.stdout
+    assert bench.total().requests == 2
+
+
+def test_only_what_was_added_is_told(bench: Bench) -> None:
+    for number in range(9):
+        bench.request(number)
+
+    def reasons(call: int, actions: list[Any]) -> list[str]:
+        keys = [action["Update"]["Key"]["pk"]["S"] for action in actions]
+        return ["ValidationError" if key == "REQ#r-5" else "None" for key in keys] if "REQ#r-5" in keys else []
+
+    client: Any = Refusing(bench.client, reasons)
+    added: list[RolledRecord] = []
+    events = bench.events()
+    add_stream_records(RollUps(client, bench.table, ManualClock()), events, added.extend)
+    assert sorted(record.pk for record in added) == [f"REQ#r-{number}" for number in range(9) if number != 5]
+    added.clear()
+    add_stream_records(bench.roll_ups, events, added.extend)  # delivered again, and now it can be added
+    assert [record.pk for record in added] == ["REQ#r-5"]
+
+
+def test_workers_that_get_the_same_records_at_once_tell_each_of_them_once(
+    dynamodb_local: str, project_root: Path
+) -> None:
+    (trigger,) = stream_triggers(project_root / "template.yaml")
+    with closing(boto3.client("dynamodb", endpoint_url=dynamodb_local, config=SETTINGS)) as client:
+        bench = Bench(dynamodb_local, client, trigger.patterns)
+        mixed_day(bench, 24)
+        events = bench.events()
+        added: list[RolledRecord] = []
+
+        def work(_: int) -> list[str]:
+            return add_stream_records(RollUps(client, bench.table, ManualClock()), events, added.extend)
+
+        with ThreadPoolExecutor(4) as pool:
+            failed = [number for numbers in pool.map(work, range(4)) for number in numbers]
+        again = [event for event in events if event["dynamodb"]["SequenceNumber"] in failed]
+        assert add_stream_records(bench.roll_ups, again, added.extend) == []
+        assert sorted(record.pk for record in added) == sorted(f"REQ#r-{number}" for number in range(24))
+
+
+def test_a_lost_request_that_turns_up_is_told_with_what_was_known_of_it(bench: Bench) -> None:
+    lost = bench.request(1, **LOST)
+    added: list[RolledRecord] = []
+    add_stream_records(bench.roll_ups, bench.events(), added.extend)
+    true = replace(lost, outcome=Outcome.SUCCEEDED, usage=Usage(20, 30, 10), charge=Charge(50, 777))
+    UsageReplayer(bench.client, bench.table, 400, bench.now).replay(
+        read_logged(json.loads(json.dumps(plain_record(true))))
+    )
+    add_stream_records(bench.roll_ups, bench.events(), added.extend)
+    first, second = added
+    assert (first.outcome, first.rolled_up) == (Outcome.LOST, None)
+    assert (second.outcome, second.completion_tokens) == (Outcome.SUCCEEDED, 30)
+    assert second.rolled_up is not None
+    assert second.rolled_up.startswith("lost ")
 
 
 @pytest.mark.parametrize("handler", ["usage_rollup", "usage_sweeper"])

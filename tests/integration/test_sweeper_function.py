@@ -55,10 +55,12 @@ def environment(moto: str, client: DynamoDBClient, monkeypatch: pytest.MonkeyPat
         "REGISTRY_TABLE": new_table(client, "RegistryTable"),
         "USAGE_TABLE": new_table(client),
         "POWERTOOLS_LOG_LEVEL": "INFO",
+        "POWERTOOLS_SERVICE_NAME": "gateway",
         "COLUMNS": "120",
     }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.delenv("POWERTOOLS_METRICS_DISABLED", raising=False)
     return variables
 
 
@@ -97,7 +99,8 @@ def test_the_function_sweeps_keys_with_limits_and_imports_no_web_framework(
     assert (line["released"], line["lost"]) == (1, 1)
     (metrics,) = [line for line in lines if "_aws" in line]
     assert (metrics["SweepReleased"], metrics["SweepLost"]) == ([1.0], [1.0])
-    assert metrics["_aws"]["CloudWatchMetrics"][0]["Namespace"] == "completions"
+    (told,) = metrics["_aws"]["CloudWatchMetrics"]
+    assert (told["Namespace"], told["Dimensions"], metrics["service"]) == ("completions", [["service"]], "gateway")
     books.require_balance(principal)
 
 

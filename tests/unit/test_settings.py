@@ -91,3 +91,57 @@ def test_fields_to_let_through_are_separated_by_commas() -> None:
 def test_a_field_nobody_knows_cannot_be_let_through() -> None:
     with pytest.raises(SettingsError, match="no such field: messages; there are "):
         read_settings(TABLES | {"OPENAI_EXTRA_FIELDS": "messages"})
+
+
+@pytest.mark.parametrize("mode", ["keys", "iam"])
+def test_callers_are_known_in_one_of_two_ways(mode: str) -> None:
+    assert read_settings(TABLES).auth_mode == "keys"
+    assert read_settings(TABLES | {"AUTH_MODE": mode}).auth_mode == mode
+    with pytest.raises(SettingsError, match="AUTH_MODE: Input should be 'keys' or 'iam'"):
+        read_settings(TABLES | {"AUTH_MODE": mode.upper()})
+
+
+@pytest.mark.parametrize(
+    ("text", "origins"),
+    [
+        ("", ()),
+        (" , ", ()),
+        ("*", ("*",)),
+        ("https://app.example.com", ("https://app.example.com",)),
+        ("https://a.example, http://localhost:3000 ,", ("https://a.example", "http://localhost:3000")),
+        ("http://[::1]:8000", ("http://[::1]:8000",)),
+        ("vscode-webview://0a1b", ("vscode-webview://0a1b",)),
+        ("https://a.example:80", ("https://a.example:80",)),
+    ],
+)
+def test_origins_are_separated_by_commas(text: str, origins: tuple[str, ...]) -> None:
+    assert read_settings(TABLES | {"CORS_ORIGINS": text}).cors_origins == origins
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "app.example.com",
+        "https://",
+        "https://a.example/",
+        "https://a.example/app",
+        "https://A.example",
+        "HTTPS://a.example",
+        "https://a.example:443",
+        "http://a.example:80",
+        "https://*.example",
+        "null",
+        "https://a.example?x",
+        "https://u@a.example",
+        "https://a.example https://b.example",
+    ],
+)
+def test_what_no_browser_calls_an_origin_is_refused_by_name(origin: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        read_settings(TABLES | {"CORS_ORIGINS": f"https://good.example,{origin}"})
+    assert f"CORS_ORIGINS: Value error, {origin!r} is no origin" in str(caught.value)
+
+
+def test_every_origin_stands_alone() -> None:
+    with pytest.raises(SettingsError, match=r"CORS_ORIGINS: .* stands alone"):
+        read_settings(TABLES | {"CORS_ORIGINS": "*,https://app.example.com"})

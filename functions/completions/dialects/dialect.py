@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from completions.domain.catalog import ModelRoute
 from completions.domain.completion import Completion, CompletionChunk, CompletionRequest
 from completions.domain.errors import CompletionError, LimitStatus
 from completions.domain.metering import Principal
+
+CALLER_REFUSED: Final = "caller_refused"
+"""The code of an ``AuthenticationError`` or ``PermissionDeniedError`` about who signed a request, where no key counts.
+
+Its message says what the operator must do, so every dialect passes it on, whatever else it hides.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from completions.dialects.completion_fields import Filled
-from completions.dialects.dialect import ErrorHead, WireReply, WireRequest
+from completions.dialects.dialect import CALLER_REFUSED, ErrorHead, WireReply, WireRequest
 from completions.dialects.text_completion import to_json
 from completions.domain.completion import Constraint, ConstraintKind
 from completions.domain.errors import (
@@ -305,6 +305,8 @@ def stream_error(error: CompletionError, request_id: str, now: datetime) -> dict
 def status_and_text(error: CompletionError, request_id: str) -> tuple[int, str]:
     """What a caller is told."""
     status, text = next(_ERRORS[kind] for kind in type(error).__mro__ if kind in _ERRORS)
+    if error.code == CALLER_REFUSED:
+        return 403 if isinstance(error, PermissionDeniedError) else status, error.message
     if isinstance(error, AuthenticationError) and error.code is None:
         return status, "No authentication was passed in"
     return status, error.message if text is None else text.format(request_id=request_id, message=error.message)

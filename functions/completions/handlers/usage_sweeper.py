@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from aws_lambda_powertools import Metrics
 from aws_lambda_powertools.metrics import MetricUnit
 
+from completions.metering.record_metrics import SWEEP_METRICS
 from completions.metering.sweep import SweepCounts, SweepError
+from completions.observability import new_metrics
 from completions.worker_bootstrap import build_sweeper
 
 _sweeper = build_sweeper()
-_metrics = Metrics(namespace="completions", service="completions")
 
 
 def handler(event: dict[str, Any], context: object) -> dict[str, int]:
@@ -28,8 +28,9 @@ def handler(event: dict[str, Any], context: object) -> dict[str, int]:
 
 def _measure(counts: SweepCounts) -> None:
     """Metrics of what there was; a minute without anything adds none."""
-    found = {name: count for name, count in asdict(counts).items() if count and name != "complete"}
-    for name, count in found.items():
-        _metrics.add_metric(f"Sweep{name.capitalize()}", MetricUnit.Count, count)
-    if found:
-        _metrics.flush_metrics()
+    metrics = new_metrics()
+    for name, metric in SWEEP_METRICS.items():
+        if count := getattr(counts, name):
+            metrics.add_metric(metric, MetricUnit.Count, count)
+    if metrics.metric_set:
+        metrics.flush_metrics()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -43,6 +43,9 @@ _MOST_SECONDS: Final = 1.0
 _CHANGED: Final = "ConditionalCheckFailed"
 _PASSING: Final = frozenset({"None", "TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded"})
 
+OnAdded = Callable[[Sequence[RolledRecord]], object]
+"""Is told the records that a transaction added, with the mark that they had until then."""
+
 
 class RollUps:
     """Over one usage table."""
@@ -52,7 +55,7 @@ class RollUps:
         self._table = table
         self._clock = clock
 
-    def add(self, records: Iterable[RolledRecord]) -> frozenset[str]:
+    def add(self, records: Iterable[RolledRecord], on_added: OnAdded | None = None) -> frozenset[str]:
         """Add what the roll-ups lack of these records; the partition keys of those that could not be added."""
         failed: set[str] = set()
         latest = {record.pk: record for record in records}
@@ -74,6 +77,9 @@ class RollUps:
                     work.extendleft([(group[:middle], attempt), (group[middle:], attempt)])
                 else:
                     _give_up(group, error, failed)
+            else:
+                if on_added is not None:
+                    on_added(group)
         return frozenset(failed)
 
     def _write(self, group: Sequence[RolledRecord]) -> None:
@@ -108,7 +114,9 @@ class RollUps:
         return found
 
 
-def add_stream_records(roll_ups: RollUps, events: Sequence[Mapping[str, Any]]) -> list[str]:
+def add_stream_records(
+    roll_ups: RollUps, events: Sequence[Mapping[str, Any]], on_added: OnAdded | None = None
+) -> list[str]:
     """Add what the stream's events tell; the sequence numbers of those that could not be added."""
     records: dict[str, RolledRecord] = {}
     failed: list[str] = []
@@ -120,7 +128,7 @@ def add_stream_records(roll_ups: RollUps, events: Sequence[Mapping[str, Any]]) -
         except (KeyError, TypeError, ValidationError) as error:
             logger.error("rollup_unreadable", sequence_number=number, error=type(error).__name__)
             failed.append(number)
-    lost = roll_ups.add(records.values())
+    lost = roll_ups.add(records.values(), on_added)
     failed += [number for number, record in records.items() if record.pk in lost]
     logger.info("rolled_up", records=len(events), failed=len(failed))
     return failed

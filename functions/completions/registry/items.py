@@ -2,7 +2,7 @@
 
 One table, three kinds of item:
 
-- ``KEY#<sha256>`` for each secret of an API key: what a request reads.
+- ``KEY#<sha256>`` for each secret of an API key, or for the caller in the place of one: what a request reads.
 - ``KEYS`` with the key's id as sort key: the same facts and the digests of its secrets, so that all keys are one query
   and a key is found without its secret. Both kinds are written in one transaction.
 - ``MODEL`` with the id or an alias as sort key, so that all models are one query. An alias is a copy of the whole item
@@ -44,6 +44,7 @@ class RetiredSecret:
 class KeyEntry:
     """An API key as its operator sees it. ``prefix`` is how its secret begins, ``sha256`` the secret's digest.
 
+    A key with an ``arn`` has no secret: it is that caller's, who signs its requests, and the digest is the caller's.
     ``version`` grows with every change: a change is written only over the version it was made from.
     """
 
@@ -53,6 +54,7 @@ class KeyEntry:
     created_at: datetime | None = None
     retired: tuple[RetiredSecret, ...] = ()
     version: int = 1
+    arn: str | None = None
 
     def secrets(self) -> Iterator[tuple[str, str | None, Principal]]:
         """Digest, prefix and owner of each secret; a retired one's owner expires with it."""
@@ -81,6 +83,7 @@ class KeyItem(BaseModel):
 
     key_id: str
     prefix: str | None = None
+    arn: str | None = None
     created_at: AwareDatetime | None = None
     owner: str
     team: str | None = None
@@ -142,6 +145,7 @@ class KeyEntryItem(KeyItem):
             created_at=self.created_at,
             retired=tuple(RetiredSecret(one.sha256, one.prefix, one.until) for one in self.retired),
             version=self.version,
+            arn=self.arn,
         )
 
     @classmethod
@@ -154,6 +158,7 @@ class KeyEntryItem(KeyItem):
             sha256=entry.sha256,
             retired=[RetiredSecretItem(**asdict(one)) for one in entry.retired],
             version=entry.version,
+            arn=entry.arn,
         )
 
 

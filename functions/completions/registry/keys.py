@@ -53,11 +53,15 @@ def put_key(
 
 
 def create_key(client: DynamoDBClient, table: str, entry: KeyEntry) -> None:
-    """Write a key whose id is new. Raises ``KeyContendedError`` when it is not."""
-    actions = _puts(table, entry, ConditionExpression="attribute_not_exists(pk)")
-    # a repetition by the SDK, after a reply that was lost, finds its own work
-    if not _write(client, actions) and read_key(client, table, entry.principal.key_id) != entry:
-        raise KeyContendedError(f"there is a key {entry.principal.key_id} already")
+    """Write a key whose id is new, and its caller's first. Raises ``KeyContendedError`` when it is not."""
+    puts = [action["Put"] for action in _puts(table, entry)]
+    actions = [{"Put": {**put, "ConditionExpression": "attribute_not_exists(pk)"}} for put in puts]
+    if _write(client, actions):
+        return
+    known = read_key(client, table, entry.principal.key_id)
+    if known != entry:  # a repetition by the SDK, after a reply that was lost, finds its own work
+        name = entry.principal.key_id if known is not None or entry.arn is None else f"of {entry.arn}"
+        raise KeyContendedError(f"there is a key {name} already")
 
 
 def change_key(client: DynamoDBClient, table: str, key_id: str, change: Change) -> tuple[KeyEntry, KeyEntry]:
@@ -175,7 +179,7 @@ def _puts(table: str, entry: KeyEntry, **condition: Any) -> list[Any]:
     index = serialized(KeyEntryItem.from_entry(entry), pk=KEYS_PARTITION, sk=entry.principal.key_id)
     secrets = [
         serialized(
-            KeyItem(**KeyItem.facts(principal), prefix=prefix, created_at=entry.created_at),
+            KeyItem(**KeyItem.facts(principal), prefix=prefix, arn=entry.arn, created_at=entry.created_at),
             pk=key_partition(digest),
             sk=KEY_SORT,
         )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Annotated
 
+from anyio.to_thread import current_default_thread_limiter
 from fastapi import Depends, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.types import Lifespan
 
 from completions.dialects.dialect import AnswerHead, Dialect, ErrorHead, Resource, WireReply, WireRequest
 from completions.domain.completion import CompletionRequest
@@ -22,39 +25,70 @@ from completions.domain.ports import Clock, Registry
 from completions.observability import logger
 from completions.service.complete import CallContext, CompletionService
 from completions.web.arrival import Arrival
-from completions.web.auth import authenticate, require_admin
+from completions.web.auth import Authenticator, require_admin
+from completions.web.cors import allow_origins
 from completions.web.idempotency import logical_request
 from completions.web.middleware import RequestMiddleware
 from completions.web.sse import StreamedReply
 
 
 def completions_app(
-    endpoints: Mapping[str, Dialect], service: CompletionService, registry: Registry, clock: Clock
+    endpoints: Mapping[str, Dialect],
+    service: CompletionService,
+    authenticator: Authenticator,
+    clock: Clock,
+    *,
+    origins: Sequence[str] = (),
+    requests_at_once: int = 1,
 ) -> FastAPI:
-    """The app that completes: ``POST`` on each path, in the dialect that speaks there."""
-    app = _app(next(iter(endpoints.values())), clock)
+    """The app that completes: ``POST`` on each path, in the dialect that speaks there. ``origins`` are browsers'.
+
+    Where ``requests_at_once`` are more than the thread pool serves, a server that runs the lifespan has threads for all.
+    """
+    app = _app(next(iter(endpoints.values())), clock, origins, _threads_for(requests_at_once))
     for path, dialect in endpoints.items():
-        app.add_api_route(path, _completing(dialect, service, registry, clock), methods=["POST"])
+        app.add_api_route(path, _completing(dialect, service, authenticator, clock), methods=["POST"])
     return app
 
 
-def resources_app(dialect: Dialect, resources: Sequence[Resource], registry: Registry, clock: Clock) -> FastAPI:
-    """The app of a dialect's other routes; each needs a key, and sees the models that key may use."""
-    app = _app(dialect, clock)
+def resources_app(
+    dialect: Dialect,
+    resources: Sequence[Resource],
+    registry: Registry,
+    authenticator: Authenticator,
+    clock: Clock,
+    *,
+    origins: Sequence[str] = (),
+) -> FastAPI:
+    """The app of a dialect's other routes; each wants to know who asks, and shows the models that one may use."""
+    app = _app(dialect, clock, origins)
     for resource in resources:
-        app.add_api_route(resource.path, _replying(dialect, resource, registry, clock), methods=[resource.method])
+        reply = _replying(dialect, resource, registry, authenticator)
+        app.add_api_route(resource.path, reply, methods=[resource.method])
     return app
+
+
+def _threads_for(requests: int) -> Lifespan[FastAPI]:
+    """A thread waits for each request's next event, and another must be free to end it."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        threads = current_default_thread_limiter()
+        threads.total_tokens = max(threads.total_tokens, 2 * requests)
+        yield
+
+    return lifespan
 
 
 def _completing(
-    dialect: Dialect, service: CompletionService, registry: Registry, clock: Clock
+    dialect: Dialect, service: CompletionService, authenticator: Authenticator, clock: Clock
 ) -> Callable[..., Response]:
     def complete(wire: Annotated[WireRequest, Depends(_wire_request)], request: Request) -> Response:
         arrived: Arrival = request.state.arrival
         request.state.dialect = dialect
-        canonical = _decoded(dialect, wire, registry, clock)
+        canonical = _decoded(dialect, wire, authenticator, arrived)
         request.state.canonical = canonical
-        principal = authenticate(dialect, wire, registry, clock, canonical.model)
+        principal = authenticator.authenticate(dialect, wire, caller=arrived.caller, next_model=canonical.model)
         patient = canonical.stream and arrived.streamed and dialect.keepalive is not None
         context = CallContext(
             arrived.request_id,
@@ -76,9 +110,11 @@ def _completing(
     return complete
 
 
-def _replying(dialect: Dialect, resource: Resource, registry: Registry, clock: Clock) -> Callable[..., Response]:
-    def reply(wire: Annotated[WireRequest, Depends(_wire_request)]) -> Response:
-        principal = authenticate(dialect, wire, registry, clock)
+def _replying(
+    dialect: Dialect, resource: Resource, registry: Registry, authenticator: Authenticator
+) -> Callable[..., Response]:
+    def reply(wire: Annotated[WireRequest, Depends(_wire_request)], request: Request) -> Response:
+        principal = authenticator.authenticate(dialect, wire, caller=request.state.arrival.caller)
         if resource.admins:
             require_admin(principal)
         visible = [route for route in registry.routes() if principal.may_use(route.model_id)]
@@ -87,9 +123,10 @@ def _replying(dialect: Dialect, resource: Resource, registry: Registry, clock: C
     return reply
 
 
-def _app(dialect: Dialect, clock: Clock) -> FastAPI:
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+def _app(dialect: Dialect, clock: Clock, origins: Sequence[str], lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     app.add_middleware(RequestMiddleware, clock=clock, encode_error=dialect.encode_error)
+    allow_origins(app, origins)
     app.add_exception_handler(CompletionError, _error_handler(dialect, clock))
     app.add_exception_handler(HTTPException, _error_handler(dialect, clock))
     app.add_api_route("/healthz", _health, methods=["GET"])  # what Lambda Web Adapter waits for
@@ -112,12 +149,12 @@ async def _wire_request(request: Request) -> WireRequest:
     )
 
 
-def _decoded(dialect: Dialect, wire: WireRequest, registry: Registry, clock: Clock) -> CompletionRequest:
-    """The canonical request; a caller without a key hears that first, whatever else is wrong."""
+def _decoded(dialect: Dialect, wire: WireRequest, authenticator: Authenticator, arrived: Arrival) -> CompletionRequest:
+    """The canonical request; who may not ask at all hears that first, whatever else is wrong."""
     try:
         return dialect.decode(wire)
     except InvalidRequestError:
-        authenticate(dialect, wire, registry, clock)
+        authenticator.authenticate(dialect, wire, caller=arrived.caller)
         raise
 
 

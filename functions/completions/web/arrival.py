@@ -1,7 +1,8 @@
-"""What the platform tells about a request beside the request: its id, and how long the function may still run.
+"""What the platform tells about a request beside the request: its id, its signer, how long the function may still run.
 
 Buffered form: Mangum puts API Gateway's event and Lambda's context into the ASGI scope. Streamed form: Lambda Web
-Adapter sends both as headers, and overwrites any copy the client sent. Neither (a bare ASGI server): a fresh id.
+Adapter sends both as headers, and overwrites any copy the client sent. Neither (a bare ASGI server): a fresh id. Such a
+server would believe a client's own headers: in the streamed form it listens on the loopback alone.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ SETTLE_SECONDS: Final = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """``at`` and ``deadline`` are readings of ``Clock.monotonic``; ``streamed`` says that bytes leave as they come."""
+    """``at`` and ``deadline`` are readings of ``Clock.monotonic``; ``streamed`` says that bytes leave as they come.
+
+    ``caller`` is the ARN of who signed the request, as API Gateway's AWS_IAM authorization found it.
+    """
 
     request_id: str
     at: float
     deadline: float | None
     streamed: bool = True
+    caller: str | None = None
 
 
 def arrival(scope: Mapping[str, Any], headers: Mapping[str, str], clock: Clock) -> Arrival:
@@ -37,7 +42,8 @@ def arrival(scope: Mapping[str, Any], headers: Mapping[str, str], clock: Clock) 
     if buffered:
         event, context = scope["aws.event"], scope["aws.context"]
         remaining = context.get_remaining_time_in_millis() / 1000
-        request_id = event.get("requestContext", {}).get("requestId") or context.aws_request_id
+        request = event.get("requestContext", {})
+        request_id = request.get("requestId") or context.aws_request_id
     else:
         request = _object(headers.get(REQUEST_CONTEXT_HEADER))
         lambda_context = _object(headers.get(LAMBDA_CONTEXT_HEADER))
@@ -46,7 +52,13 @@ def arrival(scope: Mapping[str, Any], headers: Mapping[str, str], clock: Clock) 
             remaining = deadline_ms / 1000 - clock.now().timestamp()
         request_id = request.get("requestId") or lambda_context.get("request_id") or str(uuid.uuid4())
     deadline = None if remaining is None else at + remaining - SETTLE_SECONDS
-    return Arrival(str(request_id), at, deadline, streamed=not buffered)
+    return Arrival(str(request_id), at, deadline, not buffered, _caller(request))
+
+
+def _caller(request_context: Mapping[str, Any]) -> str | None:
+    identity = request_context.get("identity")
+    arn = identity.get("userArn") if isinstance(identity, Mapping) else None
+    return arn if isinstance(arn, str) and arn else None
 
 
 def _object(text: str | None) -> Mapping[str, Any]:

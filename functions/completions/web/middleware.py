@@ -10,7 +10,7 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from completions.dialects.dialect import ErrorHead, WireReply
+from completions.dialects.dialect import Dialect, ErrorHead, WireReply
 from completions.domain.errors import CompletionError, ServiceError
 from completions.domain.ports import Clock
 from completions.observability import logger
@@ -50,7 +50,9 @@ class RequestMiddleware:
             if sent["status"] is not None:  # too late for a reply: let the server cut the connection
                 raise ConnectionAbortedError("the response broke off; see unexpected_error") from None
             head = ErrorHead(arrived.request_id, self._clock.now().timestamp())
-            reply = self._encode_error(ServiceError("The server had an error processing your request."), head)
+            spoken: Dialect | None = scope["state"].get("dialect")  # the route's own, once it is known
+            encode_error = self._encode_error if spoken is None else spoken.encode_error
+            reply = encode_error(ServiceError("The server had an error processing your request."), head)
             await send_reply(reply, observed)
         finally:
             logger.info(

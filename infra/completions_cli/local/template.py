@@ -15,7 +15,9 @@ from typing import Any, Final
 import yaml
 
 LAMBDA_DEFAULT_SECONDS: Final = 3
-_FUNCTION_ARN: Final = re.compile(r"functions/\$\{(\w+)\.Arn\}/")
+_NO_VALUE: Final = {"Ref": "AWS::NoValue"}
+_GATEWAY_HEADER: Final = "gatewayresponse.header."
+_FUNCTION_ARN: Final = re.compile(r"functions/\$\{(\w+)\.Arn\}(?::\w+)?/")
 
 
 class TemplateError(Exception):
@@ -73,7 +75,8 @@ class _Loader(yaml.SafeLoader):
 def _intrinsic(loader: yaml.SafeLoader, name: str, node: yaml.Node) -> Any:
     key = name if name in ("Ref", "Condition") else f"Fn::{name}"
     if isinstance(node, yaml.ScalarNode):
-        return {key: loader.construct_scalar(node)}
+        value = str(loader.construct_scalar(node))
+        return {key: value.split(".", 1) if key == "Fn::GetAtt" else value}
     if isinstance(node, yaml.SequenceNode):
         return {key: loader.construct_sequence(node, deep=True)}
     if isinstance(node, yaml.MappingNode):
@@ -98,17 +101,13 @@ def load_template(path: Path) -> dict[str, Any]:
 
 
 def read_gateway(path: Path, parameters: Mapping[str, str]) -> GatewayTemplate:
-    """The routes as they are under ``parameters``: those of the API's definition, then the functions' own events.
+    """The routes of the API's definition as they are under ``parameters``.
 
     Raises ``TemplateError``.
     """
     tree = load_template(path)
-    resolver = _Resolver(tree, parameters)
-    present = {
-        name: (resource["Type"], resolver.resolve(resource.get("Properties", {})))
-        for name, resource in tree["Resources"].items()
-        if resolver.holds(resource.get("Condition"))
-    }
+    resolver = Resolver(tree, parameters)
+    present = {name: (one["Type"], one.get("Properties", {})) for name, one in resolver.resources().items()}
     shared = resolver.resolve(tree.get("Globals", {}).get("Function", {}))
     functions = {
         name: _function(name, _merged(shared, properties))
@@ -120,9 +119,8 @@ def read_gateway(path: Path, parameters: Mapping[str, str]) -> GatewayTemplate:
     for name, (kind, properties) in present.items():
         if kind == "AWS::Serverless::Api":
             routes += _defined_routes(properties.get("DefinitionBody", {}), functions)
-            replies |= {kind: _reply(reply) for kind, reply in properties.get("GatewayResponses", {}).items()}
-        elif name in functions:
-            routes += _event_routes(properties.get("Events", {}), functions[name])
+            answers = properties.get("DefinitionBody", {}).get("x-amazon-apigateway-gateway-responses", {})
+            replies |= {kind: _reply(reply) for kind, reply in answers.items()}
     return GatewayTemplate(tuple(routes), replies)
 
 
@@ -142,19 +140,6 @@ def _merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]
     return {**shared, **own, **nested}
 
 
-def _event_routes(events: Mapping[str, Any], function: Function) -> list[Route]:
-    details = [event["Properties"] for event in events.values() if event["Type"] == "Api"]
-    return [
-        Route(
-            method=detail["Method"].upper(),
-            path=detail["Path"],
-            function=function,
-            streamed=detail.get("ResponseTransferMode") == "RESPONSE_STREAM",
-        )
-        for detail in details
-    ]
-
-
 def _defined_routes(definition: Mapping[str, Any], functions: Mapping[str, Function]) -> list[Route]:
     """The methods of an OpenAPI body whose integration names one of the functions."""
     routes = []
@@ -172,14 +157,20 @@ def _defined_routes(definition: Mapping[str, Any], functions: Mapping[str, Funct
 
 def _reply(reply: Mapping[str, Any]) -> GatewayReply:
     return GatewayReply(
-        status=reply.get("StatusCode"),
-        body=reply.get("ResponseTemplates", {}).get("application/json", ""),
-        headers=reply.get("ResponseParameters", {}).get("Headers", {}),
+        status=reply.get("statusCode"),
+        body=reply.get("responseTemplates", {}).get("application/json", ""),
+        headers={
+            name.removeprefix(_GATEWAY_HEADER): expression
+            for name, expression in reply.get("responseParameters", {}).items()
+        },
     )
 
 
-class _Resolver:
+class Resolver:
+    """Evaluates conditions and parameters of a template. Raises ``TemplateError`` for a parameter it has not."""
+
     def __init__(self, tree: Mapping[str, Any], parameters: Mapping[str, str]) -> None:
+        self._tree = tree
         declared = tree.get("Parameters", {})
         if unknown := sorted(set(parameters) - set(declared)):
             raise TemplateError(f"the template has no parameter {', '.join(unknown)}")
@@ -190,16 +181,25 @@ class _Resolver:
         """Whether a named condition is true; no condition is."""
         return condition is None or bool(self.resolve(self._conditions[condition]))
 
+    def resources(self) -> dict[str, Any]:
+        """Those whose condition holds, resolved."""
+        return {
+            name: self.resolve(resource)
+            for name, resource in self._tree["Resources"].items()
+            if self.holds(resource.get("Condition"))
+        }
+
     def resolve(self, node: Any) -> Any:
         """``node`` with the known intrinsics evaluated."""
         if isinstance(node, list):
-            return [self.resolve(item) for item in node]
+            return [value for value in map(self.resolve, node) if value != _NO_VALUE]
         if not isinstance(node, dict):
             return node
         if len(node) == 1:
             ((key, value),) = node.items()
             return self._intrinsic(key, value)
-        return {name: self.resolve(value) for name, value in node.items()}
+        resolved = {name: self.resolve(value) for name, value in node.items()}
+        return {name: value for name, value in resolved.items() if value != _NO_VALUE}
 
     def _intrinsic(self, key: str, value: Any) -> Any:  # noqa: PLR0911 - one return an intrinsic
         match key:
@@ -209,7 +209,7 @@ class _Resolver:
                 return self.holds(value)
             case "Fn::Equals":
                 left, right = self.resolve(value)
-                return left == right
+                return str(left) == str(right)  # parameters are strings, whatever their type
             case "Fn::Not":
                 return not self.resolve(value[0])
             case "Fn::And":

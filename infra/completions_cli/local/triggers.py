@@ -110,8 +110,8 @@ def _events(template: Path, kind: str) -> Iterator[tuple[Target, str, Mapping[st
 
 def _table(stream: Any) -> str:
     """The table of ``!GetAtt Tables.Outputs.<table>StreamArn``."""
-    name = stream.get("Fn::GetAtt", "") if isinstance(stream, Mapping) else ""
-    match = re.fullmatch(r"Tables\.Outputs\.(\w+)StreamArn", str(name))
+    names = stream.get("Fn::GetAtt", ()) if isinstance(stream, Mapping) else ()
+    match = re.fullmatch(r"Tables\.Outputs\.(\w+)StreamArn", ".".join(names))
     if match is None:
         raise TemplateError(f"not the stream of one of the tables: {stream}")
     return match[1]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from completions_cli.local.template import TemplateError, read_gateway
+from completions_cli.local.template import Resolver, TemplateError, load_template, read_gateway
 
 COMPLETIONS = {
     ("POST", path)
@@ -79,24 +79,9 @@ FUNCTION = """
       Handler: m.h
       Timeout: 29
       Events:
-        Call: {Type: Api, Properties: {Path: /a, Method: get}}
         Queue: {Type: SQS, Properties: {Queue: q}}
 """
-
-
-def test_events_that_are_not_http_are_no_routes(tmp_path: Path) -> None:
-    routes = read_gateway(written(tmp_path, f"Resources:\n  F:{FUNCTION}"), {}).routes
-    assert [(route.function.name, route.method, route.path, route.streamed) for route in routes] == [
-        ("F", "GET", "/a", False)
-    ]
-
-
-DEFINED = f"""
-Globals:
-  Function:
-    Timeout: 29
-    Environment: {{Variables: {{LEVEL: INFO, COLOUR: red}}}}
-Resources:
+API = """
   Api:
     Type: AWS::Serverless::Api
     Properties:
@@ -105,22 +90,33 @@ Resources:
           /b:
             post:
               x-amazon-apigateway-integration:
-                uri: !Sub arn:aws:lambda:path/2021-11-15/functions/${{F.Arn}}/response-streaming-invocations
+                uri: !Sub arn:aws:lambda:path/2021-11-15/functions/${F.Arn}:live/response-streaming-invocations
                 responseTransferMode: STREAM
           /c:
             post:
               x-amazon-apigateway-integration:
-                uri: !Sub arn:aws:lambda:path/2015-03-31/functions/${{F.Arn}}/invocations
+                uri: !Sub arn:aws:lambda:path/2015-03-31/functions/${F.Arn}/invocations
+            options: !Ref AWS::NoValue
+"""
+DEFINED = f"""
+Globals:
+  Function:
+    Timeout: 29
+    Environment: {{Variables: {{LEVEL: INFO, COLOUR: red}}}}
+Resources:{API}
   F:{FUNCTION}"""
 
 
-def test_the_apis_own_definition_gives_routes_beside_the_events(tmp_path: Path) -> None:
+def test_the_apis_definition_gives_the_routes_and_an_alias_is_its_function(tmp_path: Path) -> None:
     routes = read_gateway(written(tmp_path, DEFINED), {}).routes
-    assert {(route.method, route.path, route.function.name, route.streamed) for route in routes} == {
+    assert [(route.method, route.path, route.function.name, route.streamed) for route in routes] == [
         ("POST", "/b", "F", True),
         ("POST", "/c", "F", False),
-        ("GET", "/a", "F", False),
-    }
+    ]
+
+
+def test_a_function_without_a_route_is_served_nowhere(tmp_path: Path) -> None:
+    assert read_gateway(written(tmp_path, f"Resources:\n  F:{FUNCTION}"), {}).routes == ()
 
 
 def test_a_definition_that_names_no_function_is_an_error(tmp_path: Path) -> None:
@@ -139,7 +135,7 @@ def test_a_function_without_a_timeout_has_the_globals(tmp_path: Path) -> None:
 
 
 def test_without_any_timeout_a_function_has_lambdas_three_seconds(tmp_path: Path) -> None:
-    text = f"Resources:\n  F:{FUNCTION}".replace("      Timeout: 29\n", "")
+    text = f"Resources:{API}\n  F:{FUNCTION}".replace("      Timeout: 29\n", "")
     assert {route.function.timeout for route in read_gateway(written(tmp_path, text), {}).routes} == {3}
 
 
@@ -165,7 +161,7 @@ def test_a_functions_variables_are_merged_with_the_globals(tmp_path: Path) -> No
         ("!Or [!Not [!Condition Big], !Equals [a, b]]", False),
     ],
 )
-def test_a_function_exists_when_its_condition_holds(tmp_path: Path, condition: str, exists: bool) -> None:
+def test_a_resource_exists_when_its_condition_holds(tmp_path: Path, condition: str, exists: bool) -> None:
     text = f"""
 Parameters:
   Size: {{Type: String, Default: big}}
@@ -175,7 +171,7 @@ Conditions:
 Resources:
   F:
     Condition: Wanted{FUNCTION}"""
-    assert bool(read_gateway(written(tmp_path, text), {}).routes) is exists
+    assert ("F" in Resolver(load_template(written(tmp_path, text)), {}).resources()) is exists
 
 
 def test_a_parameter_given_wins_over_its_default(tmp_path: Path) -> None:
@@ -187,7 +183,7 @@ Conditions:
 Resources:
   F:
     Condition: Big{FUNCTION}"""
-    assert read_gateway(written(tmp_path, text), {"Size": "small"}).routes == ()
+    assert Resolver(load_template(written(tmp_path, text)), {"Size": "small"}).resources() == {}
 
 
 def test_a_parameter_the_template_does_not_have_is_an_error(project_root: Path) -> None:

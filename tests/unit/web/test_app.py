@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from io import StringIO
 
 import pytest
+from anyio.to_thread import current_default_thread_limiter
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from completions.bootstrap import Parts, openai_completions_app, openai_models_app
+from completions.bootstrap import Parts, every_dialects_completions_app, openai_completions_app, openai_models_app
 from completions.domain.completion import FinishReason, Usage
 from completions.domain.errors import BackendError
 from completions.web.auth import secret_digest
@@ -140,3 +142,45 @@ def test_the_platforms_request_id_is_the_answers() -> None:
     context = json.dumps({"requestId": "gateway-1"})
     reply = http.post("/v1/completions", json=BODY, headers={"x-amzn-request-context": context})
     assert reply.headers["x-request-id"] == "gateway-1"
+
+
+@pytest.mark.parametrize(
+    ("address", "body", "scheme", "part"),
+    [
+        ("/v1/completions", BODY, "Bearer", '"type":"server_error"'),
+        ("/completions", BODY, "Bearer", '"type":"server_error"'),
+        ("/v2/completions", BODY, "Bearer", '"error":"Internal error occurred.'),
+        (
+            "/v1/llm/completions-sync?model_endpoint_name=demo",
+            {"prompt": PROMPT, "max_new_tokens": 1, "temperature": 0},
+            "Bearer",
+            '"error":"Internal error occurred.',
+        ),
+        (
+            "/.api/completions/code",
+            {"model": "demo", "messages": [{"speaker": "human", "text": PROMPT}], "stream": False},
+            "token",
+            "The server had an error processing your request.\n",
+        ),
+    ],
+)
+def test_one_app_for_every_dialect_answers_each_in_its_own_form(
+    address: str, body: object, scheme: str, part: str
+) -> None:
+    headers = {"Authorization": f"{scheme} {KEY}"}
+    whole = client(every_dialects_completions_app(parts(*WHOLE))).post(address, json=body, headers=headers)
+    assert (whole.status_code, ANSWER in whole.text) == (200, True)
+    broken = client(every_dialects_completions_app(parts(RuntimeError(PROMPT)))).post(
+        address, json=body, headers=headers
+    )
+    assert (broken.status_code, part in broken.text.replace('": "', '":"')) == (500, True)
+
+
+@pytest.mark.parametrize(("at_once", "threads"), [(1, 40), (64, 128)])
+async def test_every_request_that_is_served_side_by_side_has_a_thread_and_one_to_end_it(
+    at_once: int, threads: int
+) -> None:
+    # anyio's own pool has 40: the forty-first stream of an environment would wait for another to speak
+    app = every_dialects_completions_app(replace(parts(*WHOLE), requests_at_once=at_once))
+    async with app.router.lifespan_context(app):
+        assert current_default_thread_limiter().total_tokens == threads

@@ -84,3 +84,40 @@ def test_a_header_that_holds_no_object_says_nothing(text: str) -> None:
     arrived = arrival({}, {REQUEST_CONTEXT_HEADER: text, LAMBDA_CONTEXT_HEADER: text}, ManualClock())
     assert uuid.UUID(arrived.request_id).version == 4
     assert arrived.deadline is None
+
+
+SIGNER = "arn:aws:iam::123456789012:user/ada"
+
+
+def test_each_form_tells_who_signed() -> None:
+    identity = {"identity": {"userArn": SIGNER, "accountId": "123456789012", "caller": "AIDAEXAMPLE"}}
+    assert buffered({"requestContext": identity}).caller == SIGNER
+    assert streamed(identity).caller == SIGNER
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        {},
+        {"identity": None},
+        {"identity": {}},
+        {"identity": {"userArn": None}},
+        {"identity": {"userArn": ""}},
+        {"identity": {"userArn": [SIGNER]}},
+        {"identity": [SIGNER]},
+        {"identity": SIGNER},
+    ],
+)
+def test_nobody_signed_where_the_context_names_nobody(context: dict[str, Any]) -> None:
+    assert buffered({"requestContext": context}).caller is None
+    assert streamed(context).caller is None
+
+
+def test_a_buffered_requests_header_signs_nothing() -> None:
+    header = {REQUEST_CONTEXT_HEADER: json.dumps({"identity": {"userArn": SIGNER}})}
+    assert buffered({"requestContext": {"requestId": "gateway-1"}}, header).caller is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{", SIGNER])
+def test_a_header_that_the_adapter_did_not_write_signs_nothing(text: str) -> None:
+    assert arrival({}, {REQUEST_CONTEXT_HEADER: text}, ManualClock()).caller is None
