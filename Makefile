@@ -1,9 +1,10 @@
 # Every command of the project. Each one sets itself up: only Python >= 3.11 with pip is expected of the machine.
-# Conventions: PORT, ARGS and EXTRA for `make serve`, ARCH (arm64 or x86_64) for `make build`, N for `make soak`.
+# Conventions: PORT, ARGS and EXTRA for `make serve`, ARCH (arm64 or x86_64) for `make build`, ARGS for `make bench`,
+# N for `make soak`.
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test sam-local clients check bench soak build lint types contracts templates openapi requirements requirements.txt
+.PHONY: help setup serve test sam-local clients check bench soak build adapter lint types contracts templates openapi requirements requirements.txt
 
 TOOLS := $(CURDIR)/.tools
 export PATH := $(TOOLS)/bin:$(PATH)
@@ -14,6 +15,9 @@ ARCH ?= arm64
 export ARCHITECTURE := $(ARCH)
 RUN := uv run --frozen --quiet
 WITH_EXTRA := $(if $(EXTRA),--extra $(EXTRA))
+# The version of the deployed layer is 1.0.0; its registry has the release candidate alone.
+ADAPTER_VERSION := 1.0.0-rc1
+ADAPTER := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/completions-gateway/lambda-adapter-$(ADAPTER_VERSION)
 PARALLEL := --numprocesses auto --maxprocesses 4
 EXPORT := uv export --frozen --no-default-groups --no-emit-project --no-header 2>/dev/null
 
@@ -66,17 +70,27 @@ openapi: setup  # the committed document must be what the apps say; `completions
 templates: setup
 	@AWS_DEFAULT_REGION=us-east-1 $(RUN) sam validate >/dev/null  # the transform, which --lint leaves out
 	@$(RUN) sam validate --lint
-	@$(RUN) cfn-lint infra/tables.yaml
+	@$(RUN) cfn-lint --include-checks I --non-zero-exit-code informational --template infra/tables.yaml \
+	  infra/pipelines.yaml infra/observability.yaml infra/managed-instances.yaml infra/model-endpoint.yaml
 	@$(RUN) completions models schema --check
 	@$(RUN) completions models check infra/models.yaml
 
 build: setup  ## Build the functions for ARCH (default arm64), without Docker
-	@$(RUN) sam build --parallel --parameter-overrides Architecture=$(ARCH) >.aws-sam-build.log 2>&1 \
-	  || { cat .aws-sam-build.log; exit 1; }
-	@rm -f .aws-sam-build.log; du -sh .aws-sam/build/OpenAICompletionsFunction | sed 's/\t/ /'
+	@mkdir -p .aws-sam
+	@$(RUN) sam build --parallel --parameter-overrides Architecture=$(ARCH) >.aws-sam/build.log 2>&1 \
+	  || { cat .aws-sam/build.log; echo "build: sam build failed, and nothing in .aws-sam/build is to be used"; exit 1; }
+	@sed -n '/^build: /p' .aws-sam/build.log | sort -u
+	@$(RUN) python tests/bench/artifact.py --sizes .aws-sam/build
 
-bench: setup  ## Measure what the service adds to the model's own time
-	@$(RUN) python tests/bench/run.py
+adapter: setup  ## Stream through the real Lambda Web Adapter, which cargo builds once
+	@if ! test -x "$(ADAPTER)/bin/lambda-adapter" && ! command -v cargo >/dev/null; then \
+	  echo "adapter: not run, for there is no cargo to build Lambda Web Adapter $(ADAPTER_VERSION) with"; exit 0; fi; \
+	test -x "$(ADAPTER)/bin/lambda-adapter" || { echo "adapter: building version $(ADAPTER_VERSION), some minutes"; \
+	  cargo install --quiet --locked lambda_web_adapter --version $(ADAPTER_VERSION) --root "$(ADAPTER)"; } && \
+	LAMBDA_ADAPTER="$(ADAPTER)/bin/lambda-adapter" $(RUN) pytest tests/adapter
+
+bench: setup  ## Measure what the service adds to the model's own time, and the artifact; ARGS=--no-artifact leaves it out
+	@$(RUN) python tests/bench/run.py $(ARGS)
 
 soak: setup  ## Run N (default 10000) mixed requests with faults, and account for every one of them
 	@$(RUN) env PYTHONPATH=tests python tests/bench/soak.py --requests $(or $(N),10000)

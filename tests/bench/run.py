@@ -7,6 +7,7 @@ answer.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import os
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from artifact import artifact_table
 from rich.console import Console
 from rich.table import Table
 from streams import stream_table
@@ -144,7 +146,10 @@ def contenders(urls: dict[str, str]) -> dict[str, Callable[[int], None]]:
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--no-artifact", action="store_true", help="do not build the functions, which takes a minute")
+    with_artifact = not parser.parse_args().no_artifact
     with upstream() as urls:
         calls = contenders(urls)
         samples: dict[tuple[str, int], list[Sample]] = {key: [] for key in itertools.product(calls, (SHORT, LONG))}
@@ -180,6 +185,8 @@ def main() -> None:
     console = Console(width=140)
     console.print(table)
     console.print(stream_table())
+    if with_artifact:
+        console.print(artifact_table())
 
 
 def figures(samples: dict[tuple[str, int], list[Sample]], name: str) -> tuple[float, float, float, float]:

@@ -43,7 +43,7 @@ def completions_app(
 ) -> FastAPI:
     """The app that completes: ``POST`` on each path, in the dialect that speaks there. ``origins`` are browsers'.
 
-    Where ``requests_at_once`` are more than the thread pool serves, a server that runs the lifespan has threads for all.
+    Where ``requests_at_once`` are more than the thread pool serves, a server that runs the lifespan has more threads.
     """
     app = _app(next(iter(endpoints.values())), clock, origins, _threads_for(requests_at_once))
     for path, dialect in endpoints.items():

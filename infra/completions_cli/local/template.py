@@ -116,7 +116,7 @@ def read_gateway(path: Path, parameters: Mapping[str, str]) -> GatewayTemplate:
     }
     routes: list[Route] = []
     replies: dict[str, GatewayReply] = {}
-    for name, (kind, properties) in present.items():
+    for kind, properties in present.values():
         if kind == "AWS::Serverless::Api":
             routes += _defined_routes(properties.get("DefinitionBody", {}), functions)
             answers = properties.get("DefinitionBody", {}).get("x-amazon-apigateway-gateway-responses", {})
