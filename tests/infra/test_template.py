@@ -15,6 +15,7 @@ import pytest
 from cloudformation import deployed, of_type, transformed
 from completions_cli.local.stack import LocalStack
 from completions_cli.local.template import load_template, read_gateway
+from completions_cli.parameters import check_parameters
 
 FUNCTION = "AWS::Lambda::Function"
 STREAMING = {
@@ -436,3 +437,37 @@ def test_the_functions_install_what_the_lock_says(project_root: Path) -> None:
         assert f"\n{package}==" in f"\n{requirements}"
     for absent in ("moto", "pytest", "typer", "openai"):
         assert f"\n{absent}==" not in f"\n{requirements}"
+
+
+RELEASE = {"ReleaseId": "0123456789"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"ReleaseId": "0000000000"}, "ReleaseId must be new at each deployment"),
+        ({"ReleaseId": "v1.2"}, "ten hexadecimal digits"),
+        ({"Compute": "managed-instances"}, "needs ManagedSubnetIds"),
+        ({**MANAGED, "ResponseMode": "buffered"}, "set ResponseMode to streamed"),
+        ({**MANAGED, "SnapStart": "PublishedVersions"}, "Managed instances have no SnapStart"),
+        ({"AsyncInputS3Uri": "s3://inputs/x"}, "needs AsyncBucketPattern"),
+        ({"DomainName": "a.example.com"}, "DomainName needs CertificateArn"),
+        ({"HostedZoneId": "Z1"}, "HostedZoneId is the zone of DomainName, which is empty"),
+        ({"CorsOrigins": "https://App.example.com/"}, "CorsOrigins"),
+        ({"AuthMode": "none"}, "AuthMode"),
+        ({"LogRetentionDays": "31"}, "LogRetentionDays"),
+        ({"ResponseMood": "streamed"}, "ResponseMood"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_wrong_parameters_are_refused_with_a_message_before_anything_is_made(
+    project_root: Path, wrong: dict[str, str], message: str
+) -> None:
+    found = check_parameters(load_template(project_root / "template.yaml"), {**RELEASE, **wrong})
+    assert any(message in one for one in found), found
+
+
+@pytest.mark.parametrize("form", FORMS, ids=form_id)
+def test_every_form_has_right_parameters(project_root: Path, form: dict[str, str]) -> None:
+    certificate = {"CertificateArn": "arn:aws:acm:us-east-1:123456789012:certificate/x"} if "DomainName" in form else {}
+    assert check_parameters(load_template(project_root / "template.yaml"), {**RELEASE, **form, **certificate}) == []
