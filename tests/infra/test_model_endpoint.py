@@ -11,12 +11,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
-from moto import mock_aws
 
 from completions_cli.local.template import Resolver, load_template
 from completions_cli.parameters import check_parameters, plain_text
+from moto_services import moto_services
 
 ACCOUNT = "111122223333"
 PSEUDO = {"AWS::Partition": "aws", "AWS::Region": "eu-west-1", "AWS::AccountId": ACCOUNT}
@@ -585,16 +584,17 @@ def test_the_parent_learns_what_the_catalogue_needs(template: dict[str, Any]) ->
 @pytest.mark.parametrize(("source", "form"), list(product(SOURCES, ("fixed", "autoscaled"))))
 def test_the_stack_can_be_made(project_root: Path, source: str, form: str) -> None:
     # moto knows no newer instance type and no alarm of a stack, and names the endpoint itself
-    asked = given("vllm", source, form, "vpc", InstanceType="ml.g4dn.12xlarge", AutoRollback="no")
-    with mock_aws():
-        formation, sagemaker = boto3.client("cloudformation"), boto3.client("sagemaker")
+    moreover = {"InstanceType": "ml.g4dn.12xlarge", "AutoRollback": "no", "EndpointName": f"{source}-{form}"}
+    asked = given("vllm", source, form, "vpc", **moreover)
+    with moto_services("eu-south-1") as client:
+        formation, sagemaker = client("cloudformation"), client("sagemaker")
         formation.create_stack(
-            StackName="model",
+            StackName=f"{source}-{form}",
             TemplateBody=(project_root / "infra" / "model-endpoint.yaml").read_text(),
             Parameters=[{"ParameterKey": name, "ParameterValue": value} for name, value in asked.items()],
             Capabilities=["CAPABILITY_IAM"],
         )
-        (stack,) = formation.describe_stacks(StackName="model")["Stacks"]
+        (stack,) = formation.describe_stacks(StackName=f"{source}-{form}")["Stacks"]
         outputs = {output["OutputKey"]: output["OutputValue"] for output in stack["Outputs"]}
         endpoint = sagemaker.describe_endpoint(EndpointName=outputs["EndpointName"])
         config = sagemaker.describe_endpoint_config(EndpointConfigName=endpoint["EndpointConfigName"])
@@ -618,8 +618,8 @@ def test_the_scaling_of_instances_is_one_that_application_auto_scaling_takes(tem
     limits = {name: int(target[name]) for name in ("MinCapacity", "MaxCapacity")}
     tracking = policy["TargetTrackingScalingPolicyConfiguration"]
     target_of_policy = {name: target[name] for name in ("ServiceNamespace", "ResourceId", "ScalableDimension")}
-    with mock_aws():
-        sagemaker, scaling = boto3.client("sagemaker"), boto3.client("application-autoscaling")
+    with moto_services("eu-central-2") as client:
+        sagemaker, scaling = client("sagemaker"), client("application-autoscaling")
         role = f"arn:aws:iam::{ACCOUNT}:role/execution"
         sagemaker.create_model(ModelName="m", ExecutionRoleArn=role, PrimaryContainer={"Image": IMAGE})
         served: Any = {"ModelName": "m", "InstanceType": "ml.g4dn.12xlarge", "InitialInstanceCount": 1}

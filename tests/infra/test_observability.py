@@ -10,13 +10,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
-from moto import mock_aws
 
 from completions.metering.record_metrics import MODEL_DIMENSION, SWEEP_METRICS, RecordMetric
 from completions.observability import NAMESPACE
 from completions_cli.local.template import load_template
+from moto_services import moto_services
 from observability_stack import ALL_GIVEN, ENDPOINT, GIVEN, TOPIC, Resolved
 
 COMPLETIONS = {
@@ -349,9 +348,14 @@ def test_a_dashboard_is_named_for_stack_and_region(everything: Resolved) -> None
 # CloudWatch's own view of them
 
 
-@mock_aws
-def test_cloudwatch_takes_every_alarm_and_the_dashboard(everything: Resolved) -> None:
-    client = boto3.client("cloudwatch", region_name="eu-west-1")
+@pytest.fixture
+def cloudwatch() -> Iterator[Any]:
+    with moto_services("eu-north-1") as client:
+        yield client("cloudwatch")
+
+
+def test_cloudwatch_takes_every_alarm_and_the_dashboard(everything: Resolved, cloudwatch: Any) -> None:
+    client = cloudwatch
     for name, alarm in everything.alarms.items():
         client.put_metric_alarm(AlarmName=name, **{**alarm, "Threshold": float(alarm["Threshold"])})
     client.put_dashboard(DashboardName="gateway", DashboardBody=everything.resources["Dashboard"]["DashboardBody"])
