@@ -1,10 +1,10 @@
 # Every command of the project. Each one sets itself up: only Python >= 3.11 with pip is expected of the machine.
-# Conventions: PORT, ARGS and EXTRA for `make serve`, ARCH (arm64 or x86_64) for `make build`, ARGS for `make bench`,
-# N for `make soak`.
+# Conventions: PORT, ARGS and EXTRA for `make serve`, ARCH (arm64 or x86_64) for `make build`, ENV (dev or prod) for
+# `make deploy`, ARGS for `make bench`, N for `make soak`.
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test sam-local clients check bench soak build adapter lint types contracts templates openapi requirements requirements.txt
+.PHONY: help setup serve test sam-local clients check bench soak build deploy adapter lint types contracts templates openapi requirements requirements.txt
 
 TOOLS := $(CURDIR)/.tools
 export PATH := $(TOOLS)/bin:$(PATH)
@@ -14,6 +14,10 @@ export SAM_CLI_TELEMETRY := 0
 ARCH ?= arm64
 export ARCHITECTURE := $(ARCH)
 RUN := uv run --frozen --quiet
+SAM := $(RUN) sam
+ENV ?=
+# as YAML, which sam reads: on a command line, values would be quoted for two readers
+PARAMETERS = .aws-sam/parameters-$(ENV).yaml
 WITH_EXTRA := $(if $(EXTRA),--extra $(EXTRA))
 # The version of the deployed layer is 1.0.0; its registry has the release candidate alone.
 ADAPTER_VERSION := 1.0.0-rc1
@@ -72,6 +76,8 @@ templates: setup
 	@$(RUN) sam validate --lint
 	@$(RUN) cfn-lint --include-checks I --non-zero-exit-code informational --template infra/tables.yaml \
 	  infra/pipelines.yaml infra/observability.yaml infra/managed-instances.yaml infra/model-endpoint.yaml
+	@for env in dev prod; do $(RUN) completions doctor --offline --config-env $$env >/dev/null || \
+	  { $(RUN) completions doctor --offline --config-env $$env; exit 1; }; done
 	@$(RUN) completions models schema --check
 	@$(RUN) completions models check infra/models.yaml
 
@@ -81,6 +87,19 @@ build: setup  ## Build the functions for ARCH (default arm64), without Docker
 	  || { cat .aws-sam/build.log; echo "build: sam build failed, and nothing in .aws-sam/build is to be used"; exit 1; }
 	@sed -n '/^build: /p' .aws-sam/build.log | sort -u
 	@$(RUN) python tests/bench/artifact.py --sizes .aws-sam/build
+
+deploy: setup  ## Deploy the environment ENV (dev or prod) of samconfig.toml, unless the doctor finds what would fail
+	@test -n "$(ENV)" || { echo "deploy: which environment of samconfig.toml? make deploy ENV=dev" >&2; exit 2; }
+	@$(RUN) completions doctor --config-env "$(ENV)" --before
+	@mkdir -p .aws-sam
+	@$(RUN) completions doctor overrides --config-env "$(ENV)" >"$(PARAMETERS)"
+	@$(MAKE) --no-print-directory build ARCH=$$(sed -n 's/^ *"Architecture": "\(.*\)".*/\1/p' "$(PARAMETERS)")
+	@$(SAM) deploy --config-env "$(ENV)" --parameter-overrides "file://$(PARAMETERS)"
+	@echo; echo "Next, in this shell:"
+	@echo '  eval "$$(.venv/bin/completions doctor environment --config-env $(ENV))"'
+	@echo '  .venv/bin/completions models apply infra/models.yaml   # what the keys may ask for'
+	@echo '  .venv/bin/completions keys create --owner NAME         # what a caller sends'
+	@echo '  .venv/bin/completions doctor --config-env $(ENV)'
 
 adapter: setup  ## Stream through the real Lambda Web Adapter, which cargo builds once
 	@if ! test -x "$(ADAPTER)/bin/lambda-adapter" && ! command -v cargo >/dev/null; then \

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from completions_cli.doctor import doctor
 from completions_cli.keys import keys
 from completions_cli.models import models
 from completions_cli.openapi import openapi
@@ -18,6 +19,7 @@ app.add_typer(models, name="models")
 app.command()(probe)
 app.add_typer(usage, name="usage")
 app.command()(openapi)
+app.add_typer(doctor, name="doctor")
 
 if __name__ == "__main__":
     app()
