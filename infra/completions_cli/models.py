@@ -75,7 +75,7 @@ def apply(  # noqa: PLR0917 - every argument is an option of the command
 def check(file: FileArgument) -> None:
     """Say what is wrong with a catalogue, without any table."""
     routes = _read(file)
-    typer.echo(f"{file}: {len(routes)} models, nothing wrong")
+    typer.echo(f"{file}: {len(routes)} model{'' if len(routes) == 1 else 's'}, nothing wrong")
 
 
 @models.command("list")
