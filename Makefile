@@ -76,6 +76,7 @@ templates: setup
 	@$(RUN) sam validate --lint
 	@$(RUN) cfn-lint --include-checks I --non-zero-exit-code informational --template infra/tables.yaml \
 	  infra/pipelines.yaml infra/observability.yaml infra/managed-instances.yaml infra/model-endpoint.yaml
+	@CHECKOV_READY=1 $(RUN) pytest -q tests/infra/test_checkov.py
 	@for env in dev prod; do $(RUN) completions doctor --offline --config-env $$env >/dev/null || \
 	  { $(RUN) completions doctor --offline --config-env $$env; exit 1; }; done
 	@$(RUN) completions models schema --check

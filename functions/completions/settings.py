@@ -28,10 +28,9 @@ class Settings(BaseModel):
     usage_table: str = Field(min_length=1)
     auth_mode: Literal["keys", "iam"] = "keys"
     """How callers are known: by API keys, or by the signatures that API Gateway's AWS_IAM authorization has checked."""
-    cors_origins: tuple[str, ...] = ()
     aws_lambda_max_concurrency: int = Field(default=1, ge=1)
     """Requests that this environment serves side by side; Lambda sets it on managed instances."""
-
+    cors_origins: tuple[str, ...] = ()
     """Whose pages may ask from a browser: ``*``, or origins separated by commas."""
     registry_cache_seconds: float = Field(default=30, ge=0)
     usage_retention_days: int = Field(default=400, ge=1)

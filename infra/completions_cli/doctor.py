@@ -155,7 +155,7 @@ def _examine(plan: Plan, *, before: bool, offline: bool) -> Findings:
     """Every finding, in order. Raises ``_CannotError`` where the account cannot be asked."""
     from completions_cli.doctor_account import ACCOUNT  # noqa: PLC0415 - --help should not pay for boto3
     from completions_cli.doctor_checks import BEFORE_AN_ACCOUNT, findings, not_checked  # noqa: PLC0415
-    from completions_cli.doctor_stack import DEPLOYED  # noqa: PLC0415
+    from completions_cli.doctor_stack import DEPLOYED, TO_BE_DEPLOYED  # noqa: PLC0415
 
     wrong = False
     for finding in findings(BEFORE_AN_ACCOUNT, plan):
@@ -173,8 +173,8 @@ def _examine(plan: Plan, *, before: bool, offline: bool) -> Findings:
         yield from _identity(aws)
         yield from findings(ACCOUNT, plan, aws)
         stack = yield from _stack(plan, aws)
-        if stack is not None and stack.serves and not before:
-            yield from findings(DEPLOYED, plan, aws, stack)
+        if stack is not None and stack.serves:
+            yield from findings(TO_BE_DEPLOYED if before else DEPLOYED, plan, aws, stack)
 
 
 @contextmanager

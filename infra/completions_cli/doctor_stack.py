@@ -111,6 +111,29 @@ def in_force(plan: Plan, _: Aws, stack: DeployedStack) -> Findings:
         yield ok(f"those of {plan.api.environment}")
 
 
+def form(plan: Plan, _: Aws, stack: DeployedStack) -> Findings:
+    """Whether a deployment would change what the API's methods are: they change at once, the functions later."""
+    changed = [
+        f"{name} from {stack.parameters[name]} to {wanted}"
+        for name in ("ResponseMode", "Compute", "AuthMode")
+        if name in stack.parameters and stack.parameters[name] != (wanted := plan.api.value(name))
+    ]
+    strategy = plan.api.value("DeploymentStrategy")
+    if not changed:
+        yield ok("the API's methods stay as they are")
+    elif strategy == "AllAtOnce":
+        yield warning(
+            f"{', '.join(changed)}: until the functions follow, about a minute, calls fail",
+            "do it when few call, or make a second stack and move the domain",
+        )
+    else:
+        yield failed(
+            f"{', '.join(changed)}: under {strategy} most calls would fail until an alarm takes it back",
+            f"set DeploymentStrategy=AllAtOnce in [{plan.api.environment}.deploy.parameters] for this deployment, "
+            "or make a second stack and move the domain",
+        )
+
+
 def tables(_: Plan, aws: Aws, stack: DeployedStack) -> Findings:
     """Whether both tables are there, with what guards their items and what moves them on."""
     for output, is_usage in (("RegistryTableName", False), ("UsageTableName", True)):
@@ -186,6 +209,8 @@ def alarms(_: Plan, aws: Aws, stack: DeployedStack) -> Findings:
         heard = "" if stack.parameters.get("AlarmTopicArn") else "; AlarmTopicArn is empty, so nobody would hear one"
         yield ok(f"none rings{heard}")
 
+
+TO_BE_DEPLOYED: Final = (Check("form", form),)
 
 DEPLOYED: Final = (
     Check("parameters in force", in_force),

@@ -6,6 +6,9 @@ import itertools
 import json
 import os
 import pkgutil
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,7 +114,7 @@ def test_managed_instances_serve_all_completions_in_one_function(project_root: P
     )
     assert STREAMING[path] not in resources
     capacity = function["CapacityProviderConfig"]["LambdaManagedInstancesCapacityProviderConfig"]
-    assert capacity["PerExecutionEnvironmentMaxConcurrency"] == 64
+    assert int(capacity["PerExecutionEnvironmentMaxConcurrency"]) == 64
     assert function["MemorySize"] == 2048  # the least that managed instances take
     assert "ReservedConcurrentExecutions" not in function
     assert "SnapStart" not in function
@@ -181,19 +184,24 @@ def test_another_release_is_another_version_of_every_function(project_root: Path
     for name in of_type(one, FUNCTION):
         versions = [{key for key in resources if key.startswith(f"{name}Version")} for resources in (one, other)]
         assert versions == [{f"{name}Version0123456789"}, {f"{name}Versionabcdef0123"}]
+        # Lambda refuses to publish a function that is as it was
+        assert one[name]["Properties"] != other[name]["Properties"]
 
 
-def test_new_code_goes_back_when_an_alarm_rings(project_root: Path) -> None:
-    resources = deployed(project_root, DeploymentStrategy="Canary10Percent5Minutes")
+@pytest.mark.parametrize("form", [{}, MANAGED], ids=["classic", "managed"])
+def test_new_code_goes_back_when_an_alarm_rings(project_root: Path, form: dict[str, str]) -> None:
+    resources = deployed(project_root, DeploymentStrategy="Canary10Percent15Minutes", **form)
     groups = of_type(resources, "AWS::CodeDeploy::DeploymentGroup")
     assert {name.removesuffix("DeploymentGroup") for name in groups} == set(of_type(resources, FUNCTION))
     for name, group in groups.items():
-        assert group["DeploymentConfigName"]["Fn::Sub"][1] == {"ConfigName": "Canary10Percent5Minutes"}
+        assert group["DeploymentConfigName"]["Fn::Sub"][1] == {"ConfigName": "Canary10Percent15Minutes"}
         assert "DEPLOYMENT_STOP_ON_ALARM" in group["AutoRollbackConfiguration"]["Events"]
         alarms = [one["Name"]["Fn::GetAtt"][1] for one in group["AlarmConfiguration"]["Alarms"]]
         assert "Outputs.ApiErrorsAlarm" in alarms
         if name.replace("DeploymentGroup", "") in STREAMING.values():
             assert f"Outputs.{name.replace('FunctionDeploymentGroup', '')}ErrorsAlarm" in alarms
+        if name == "ManagedCompletionsFunctionDeploymentGroup":
+            assert "Outputs.OpenAICompletionsErrorsAlarm" in alarms
 
 
 @pytest.mark.parametrize(
@@ -324,6 +332,61 @@ def test_nested_stacks_get_parameters_that_they_have(project_root: Path) -> None
         given = set(stack.get("Parameters", {}))
         assert given <= set(declared)
         assert {name for name, one in declared.items() if "Default" not in one} <= given
+
+
+def test_whatever_a_resource_waits_for_is_there(every_form: dict[str, Any]) -> None:
+    for name, resource in every_form.items():
+        waited_for = resource.get("DependsOn", [])
+        assert set([waited_for] if isinstance(waited_for, str) else waited_for) <= set(every_form), name
+
+
+def test_the_api_waits_for_the_role_that_writes_its_logs(project_root: Path) -> None:
+    # a stage with access logs is refused while the account has no such role
+    with_role = deployed(project_root, AccessLogs="on", ApiGatewayLogRole="create")
+    assert with_role["Api"]["Metadata"]["LogRole"] == {"Ref": "ApiGatewayAccount"}
+    assert deployed(project_root)["Api"]["Metadata"]["LogRole"] == ""
+
+
+def test_the_transformed_template_has_no_fault_that_cfn_lint_knows(project_root: Path, tmp_path: Path) -> None:
+    # on the template as written it passes over names that begin as a SAM resource's
+    path = tmp_path / "transformed.json"
+    path.write_text(json.dumps(transformed(project_root)))
+    done = subprocess.run(
+        [Path(sys.executable).with_name("cfn-lint"), "--format", "parseable", path],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    faults = [line for line in done.stdout.splitlines() if re.search(r":E\d{4}:", line)]
+    assert not faults, faults
+
+
+def test_a_schedule_has_no_name_for_another_stack_may_have_one(every_form: dict[str, Any]) -> None:
+    schedules = of_type(every_form, "AWS::Scheduler::Schedule")
+    assert schedules
+    assert not any("Name" in one for one in schedules.values())
+
+
+def test_managed_policies_let_functions_write_logs_and_traces_and_read_streams(every_form: dict[str, Any]) -> None:
+    always = {"service-role/AWSLambdaBasicExecutionRole", "AWSXrayWriteOnlyAccess"}
+    # SAM gives it to whoever reads a table's stream: GetRecords, which the inline policy cannot take back
+    more = {"UsageRollupFunctionRole": {"service-role/AWSLambdaDynamoDBExecutionRole"}}
+    functions = {f"{name}Role" for name in of_type(every_form, FUNCTION)}
+    for name, role in of_type(every_form, "AWS::IAM::Role").items():
+        if name in functions:
+            managed = {arn.split(":policy/")[1] for arn in role["ManagedPolicyArns"]}
+            assert managed == always | more.get(name, set()), name
+
+
+def test_completions_may_be_asked_for_in_each_way_that_the_backend_asks(resources: dict[str, Any]) -> None:
+    for name in set(STREAMING.values()):
+        statements = resources[f"{name}Role"]["Properties"]["Policies"][0]["PolicyDocument"]["Statement"]
+        allowed = {action for one in statements for action in one["Action"]}
+        assert {
+            "sagemaker:InvokeEndpoint",
+            "sagemaker:InvokeEndpointAsync",
+            "sagemaker:InvokeEndpointWithResponseStream",
+        } <= allowed
 
 
 def test_no_deployment_waits_for_what_waits_for_it(project_root: Path) -> None:
@@ -457,6 +520,12 @@ RELEASE = {"ReleaseId": "0123456789"}
         ({"AuthMode": "none"}, "AuthMode"),
         ({"LogRetentionDays": "31"}, "LogRetentionDays"),
         ({"ResponseMood": "streamed"}, "ResponseMood"),
+        ({"WafRequestsPerFiveMinutes": "5"}, "WafRequestsPerFiveMinutes"),
+        ({"UsagePlanRate": "0.5"}, "UsagePlanRate"),
+        ({"WorkerConcurrency": "0.0"}, "WorkerConcurrency"),
+        ({"ManagedVCpus": "2.5"}, "ManagedVCpus"),
+        ({"WatchedEndpointName": "-a"}, "WatchedEndpointName"),
+        ({"AsyncBucketPattern": "*"}, "AsyncBucketPattern"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

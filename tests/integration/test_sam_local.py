@@ -1,18 +1,31 @@
-"""The real `sam local invoke` against the local stack. It needs a Docker engine and the runtime's base image."""
+"""The real `sam local` on what `sam build` made, against the local stack. It needs a Docker engine and the base image.
+
+`sam local invoke` runs one function on one event; `sam local start-api` serves the API's definition over HTTP. Neither
+streams, so both run the buffered form.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import re
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any, Final
 
+import httpx2 as httpx
 import pytest
 
 from completions_cli.local.environment import sam_env_vars
+from completions_cli.local.server import bind
 from completions_cli.local.stack import LocalStack
+from completions_cli.local.template import load_template, read_gateway
 from ledger_reader import LedgerReader
 
 pytestmark = pytest.mark.skipif(
@@ -20,58 +33,219 @@ pytestmark = pytest.mark.skipif(
     reason="needs a Docker engine with the Lambda base image; `make sam-local` runs it where both are there",
 )
 # a prepared engine has the image, and names the address under which containers reach this machine
-GATEWAY = os.environ.get("SAM_LOCAL_GATEWAY")
-PREPARED = ("--skip-pull-image", "--add-host", f"host.docker.internal:{GATEWAY}") if GATEWAY else ()
-SAM = str(Path(sys.executable).with_name("sam"))
-ARCHITECTURE = {"aarch64": "arm64"}.get(platform.machine(), platform.machine())
+GATEWAY: Final = os.environ.get("SAM_LOCAL_GATEWAY")
+PREPARED: Final = ("--skip-pull-image", "--add-host", f"host.docker.internal:{GATEWAY}") if GATEWAY else ()
+SAM: Final = str(Path(sys.executable).with_name("sam"))
+ARCHITECTURE: Final = {"aarch64": "arm64"}.get(platform.machine(), platform.machine())
+PARAMETERS: Final = {"ResponseMode": "buffered", "Architecture": ARCHITECTURE}
+# With credentials `sam` asks AWS whose they are, and waits for the answer. The functions have theirs from the stack.
+OUTER: Final = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+ENVIRONMENT: Final = {
+    **OUTER,
+    "SAM_CLI_TELEMETRY": "0",
+    "ARCHITECTURE": ARCHITECTURE,
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
+
+COMPLETIONS: Final = {
+    "openai_completions.json": "OpenAICompletionsFunction",
+    "openai_completions_stream.json": "OpenAICompletionsFunction",
+    "scale_completions.json": "ScaleCompletionsFunction",
+    "scale_completions_stream.json": "ScaleCompletionsFunction",
+    "scale_v1_completions_sync.json": "ScaleV1CompletionsFunction",
+    "scale_v1_completions_stream.json": "ScaleV1CompletionsFunction",
+    "sourcegraph_code.json": "SourcegraphCompletionsFunction",
+    "sourcegraph_stream.json": "SourcegraphCompletionsFunction",
+}
+OTHERS: Final = {
+    "dashboard.json": "DashboardFunction",
+    "health.json": "HealthFunction",
+    "openai_models.json": "OpenAIModelsFunction",
+    "organization_usage.json": "OrganizationUsageFunction",
+    "scale_models.json": "ScaleModelsFunction",
+    "sourcegraph_graphql.json": "SourcegraphSiteFunction",
+}
+WORKERS: Final = {
+    "usage_rollup.json": ("UsageRollupFunction", {"batchItemFailures": []}),
+    "usage_sweeper.json": (
+        "UsageSweeperFunction",
+        {"released": 0, "lost": 0, "repaired": 0, "forgotten": 0, "dropped": 0, "failed": 0, "complete": True},
+    ),
+}
+# It has the streamed form alone, and that has a layer: `sam local` would fetch it from AWS.
+NOT_LOCAL: Final = {"ManagedCompletionsFunction"}
+# OpenAI's answer to who may not delete: the models belong to the operator
+REFUSED: Final = {"openai_models_delete.json": 403}
+HTTP_EVENTS: Final = sorted(
+    path.name
+    for path in (Path(__file__).parents[2] / "events").glob("*.json")
+    if "httpMethod" in json.loads(path.read_text())
+)
 
 
-def sam(root: Path, *arguments: str) -> str:
-    """The command's standard output."""
-    environment = {**os.environ, "SAM_CLI_TELEMETRY": "0", "ARCHITECTURE": ARCHITECTURE}
-    done = subprocess.run(
-        [SAM, *arguments], cwd=root, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def given() -> tuple[str, str]:
+    return "--parameter-overrides", " ".join(f"{name}={value}" for name, value in PARAMETERS.items())
 
 
 @pytest.fixture(scope="module")
 def built(project_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built template."""
     folder = tmp_path_factory.mktemp("build")
-    sam(project_root, "build", "--build-dir", str(folder), "--parameter-overrides", f"Architecture={ARCHITECTURE}")
-    return folder
+    command = [SAM, "build", "--build-dir", str(folder), *given()]
+    done = subprocess.run(
+        command, cwd=project_root, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "template.yaml"
+
+
+@pytest.fixture(scope="module")
+def common(built: Path, stack: LocalStack) -> tuple[str, ...]:
+    """The options of every command of `sam local`."""
+    variables = built.with_name("env.json")
+    variables.write_text(json.dumps(sam_env_vars(stack.environment)))
+    return ("--template", str(built), "--env-vars", str(variables), *given(), *PREPARED)
+
+
+def invoke(common: tuple[str, ...], function: str, event: Path) -> Any:
+    """What the function answers."""
+    command = [SAM, "local", "invoke", function, "--event", str(event), *common]
+    done = subprocess.run(
+        command, cwd=event.parent, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+class StartedApi:
+    """`sam local start-api` on ``url``; ``log`` is what it says."""
+
+    def __init__(self, port: int, log: Path) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._log = log
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def send(self, event: dict[str, Any], **changed: str) -> httpx.Response:
+        """The request that API Gateway made the event of, with headers ``changed``; an empty one is not sent."""
+        query = event["multiValueQueryStringParameters"] or {}
+        headers = {name: value for name, value in {**event["headers"], **changed}.items() if value and name != "Host"}
+        return httpx.request(
+            event["httpMethod"],
+            self.url + event["path"],
+            params=[(name, value) for name, values in query.items() for value in values],
+            headers=headers,
+            content=event["body"],
+            timeout=60,
+        )
+
+
+@pytest.fixture(scope="module")
+def api(common: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedApi]:
+    with closing(bind(0)) as listener:
+        port = listener.getsockname()[1]
+    log = tmp_path_factory.mktemp("start-api") / "log"
+    command = [SAM, "local", "start-api", "--port", str(port), "--warm-containers", "LAZY", *common]
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, cwd=log.parent, env=ENVIRONMENT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        started = StartedApi(port, log)
+        deadline = time.monotonic() + 60
+        while "Running on" not in started.log:
+            assert process.poll() is None, started.log
+            assert time.monotonic() < deadline, started.log
+            time.sleep(0.1)
+        yield started
+    finally:
+        process.send_signal(signal.SIGINT)  # on which it removes its containers
+        process.wait(60)
+
+
+def read_event(project_root: Path, name: str) -> dict[str, Any]:
+    return dict(json.loads((project_root / "events" / name).read_text()))
+
+
+def test_every_function_is_invoked(project_root: Path) -> None:
+    template = load_template(project_root / "template.yaml")
+    functions = {name for name, one in template["Resources"].items() if one["Type"] == "AWS::Serverless::Function"}
+    workers = {function for function, _ in WORKERS.values()}
+    assert functions == {*COMPLETIONS.values(), *OTHERS.values(), *workers} | NOT_LOCAL
+
+
+@pytest.mark.parametrize("event", COMPLETIONS)
+def test_a_completion_is_answered_and_metered(
+    ledger: LedgerReader, project_root: Path, common: tuple[str, ...], tmp_path: Path, event: str
+) -> None:
+    request = read_event(project_root, event)
+    request["requestContext"]["requestId"] = f"sam-{event}"
+    (tmp_path / "event.json").write_text(json.dumps(request))
+
+    reply = invoke(common, COMPLETIONS[event], tmp_path / "event.json")
+
+    assert reply["statusCode"] == 200, reply
+    record = ledger.settled(reply["headers"]["x-request-id"])
+    assert (record.model, record.streamed) == ("demo", "stream" in event)
+    assert 0 < record.completion_tokens <= 24
+
+
+@pytest.mark.parametrize("event", OTHERS)
+def test_another_function_answers_its_event(project_root: Path, common: tuple[str, ...], event: str) -> None:
+    reply = invoke(common, OTHERS[event], project_root / "events" / event)
+    assert reply["statusCode"] == 200, reply
+    assert reply["body"]
+
+
+@pytest.mark.parametrize("event", WORKERS)
+def test_a_worker_says_what_it_did(project_root: Path, common: tuple[str, ...], event: str) -> None:
+    function, answer = WORKERS[event]
+    assert invoke(common, function, project_root / "events" / event) == answer
 
 
 @pytest.mark.parametrize(
-    ("function", "event"),
-    [
-        ("OpenAICompletionsFunction", "openai_completions.json"),
-        ("OpenAICompletionsFunction", "openai_completions_stream.json"),
-        ("OpenAIModelsFunction", "openai_models.json"),
-        ("OpenAIModelsFunction", "openai_models_retrieve.json"),
-        ("HealthFunction", "health.json"),
-    ],
+    ("function", "kind"), [("OpenAICompletionsFunction", "RuntimeError"), ("UsageRollupFunction", "KeyError")]
 )
-def test_sam_local_invokes_the_function_on_its_event(
-    stack: LocalStack, ledger: LedgerReader, project_root: Path, built: Path, tmp_path: Path, function: str, event: str
+def test_a_wrong_event_is_an_error_that_says_what_is_wrong(
+    common: tuple[str, ...], tmp_path: Path, function: str, kind: str
 ) -> None:
-    request = json.loads((project_root / "events" / event).read_text())
-    request["requestContext"]["requestId"] = f"sam-{event}"
-    (tmp_path / "event.json").write_text(json.dumps(request))
-    (tmp_path / "env.json").write_text(json.dumps(sam_env_vars(stack.environment)))
+    (tmp_path / "event.json").write_text('{"hello": 1}')
+    reply = invoke(common, function, tmp_path / "event.json")
+    assert reply["errorType"] == kind
+    assert {"RuntimeError": "valid for a supported handler", "KeyError": "Records"}[kind] in reply["errorMessage"]
 
-    output = sam(
-        project_root,
-        *("local", "invoke", function, "--template", str(built / "template.yaml")),
-        *("--event", str(tmp_path / "event.json"), "--env-vars", str(tmp_path / "env.json")),
-        *("--parameter-overrides", f"ResponseMode=buffered Architecture={ARCHITECTURE}"),
-        *PREPARED,
-    )
-    reply = json.loads(output.strip().splitlines()[-1])
 
-    assert reply["statusCode"] == 200
-    if "completions" in event:
-        record = ledger.settled(f"sam-{event}")
-        assert record.completion_tokens == 24
+def test_start_api_serves_every_route_of_the_form_and_no_other(project_root: Path, api: StartedApi) -> None:
+    mounted = re.findall(r"Mounting (\w+) at http://127\.0\.0\.1:\d+(\S+) \[([A-Z, ]+)\]", api.log)
+    found = {(method, path, function) for function, path, methods in mounted for method in methods.split(", ")}
+    routes = read_gateway(project_root / "template.yaml", PARAMETERS).routes
+    assert "was not found" not in api.log
+    assert found == {(route.method, route.path, route.function.name) for route in routes}
+
+
+@pytest.mark.parametrize("event", HTTP_EVENTS)
+def test_start_api_answers_the_request_of_every_event(
+    ledger: LedgerReader, project_root: Path, api: StartedApi, event: str
+) -> None:
+    reply = api.send(read_event(project_root, event))
+
+    assert reply.status_code == REFUSED.get(event, 200), reply.text
+    if event in COMPLETIONS or event == "sourcegraph_code_stream.json":
+        record = ledger.settled(reply.headers["x-request-id"])
         assert record.streamed == ("stream" in event)
+        assert reply.headers["content-type"].startswith("text/event-stream") == ("stream" in event)
+        assert 0 < record.completion_tokens <= 24
+
+
+@pytest.mark.parametrize("event", ["openai_completions.json", "scale_completions.json", "sourcegraph_code.json"])
+def test_start_api_lets_nobody_in_without_a_key(project_root: Path, api: StartedApi, event: str) -> None:
+    reply = api.send(read_event(project_root, event), Authorization="")
+    assert reply.status_code == 401
+
+
+def test_start_api_knows_no_other_route(api: StartedApi) -> None:
+    # its own answer: of the gateway's it makes none
+    reply = httpx.get(f"{api.url}/v1/chat/completions", timeout=60)
+    assert (reply.status_code, reply.json()) == (403, {"message": "Missing Authentication Token"})

@@ -8,6 +8,7 @@ server would believe a client's own headers: in the streamed form it listens on 
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,7 +44,9 @@ def arrival(scope: Mapping[str, Any], headers: Mapping[str, str], clock: Clock) 
         event, context = scope["aws.event"], scope["aws.context"]
         remaining = context.get_remaining_time_in_millis() / 1000
         request = event.get("requestContext", {})
-        request_id = request.get("requestId") or context.aws_request_id
+        # `sam local start-api` gives all requests of its run one id, which would make all but the first repetitions
+        given = None if "AWS_SAM_LOCAL" in os.environ else request.get("requestId")
+        request_id = given or context.aws_request_id
     else:
         request = _object(headers.get(REQUEST_CONTEXT_HEADER))
         lambda_context = _object(headers.get(LAMBDA_CONTEXT_HEADER))

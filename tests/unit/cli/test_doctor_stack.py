@@ -14,7 +14,7 @@ from completions_cli.doctor_aws import NotAnsweredError
 from completions_cli.doctor_checks import Finding
 from completions_cli.doctor_endpoints import endpoint_findings
 from completions_cli.doctor_plan import Plan, PlannedStack
-from completions_cli.doctor_stack import DeployedStack, alarms, deployed_stack, stack_finding, tables
+from completions_cli.doctor_stack import DeployedStack, alarms, deployed_stack, form, stack_finding, tables
 from fakes import route
 from stubbed_aws import StubbedAws, template
 
@@ -279,3 +279,29 @@ def test_an_alarm_that_rings_says_what_to_do_first(plan: Plan, aws: StubbedAws) 
     (one,) = alarms(plan, aws, deployed())
     assert (one.verdict, one.subject, one.found) == ("failed", "1X-SweeperMissingAlarm-2Y", "no datapoints")
     assert one.advice == "The sweeper has not run. Read its log."
+
+
+@pytest.mark.parametrize(
+    ("running", "given", "verdict", "words"),
+    [
+        ({}, {}, "ok", "stay as they are"),
+        ({"ResponseMode": "streamed", "AuthMode": "keys", "Compute": "classic"}, {}, "ok", "stay as they are"),
+        ({"ResponseMode": "buffered"}, {}, "warning", "ResponseMode from buffered to streamed"),
+        ({"AuthMode": "keys"}, {"AuthMode": "iam"}, "warning", "AuthMode from keys to iam"),
+        (
+            {"ResponseMode": "streamed"},
+            {"ResponseMode": "buffered", "DeploymentStrategy": "Canary10Percent15Minutes"},
+            "failed",
+            "under Canary10Percent15Minutes most calls would fail",
+        ),
+    ],
+)
+def test_methods_change_at_once_and_functions_later(
+    project_root: Path, aws: StubbedAws, running: dict[str, str], given: dict[str, str], verdict: str, words: str
+) -> None:
+    # a method of one form in front of a function of the other is a 502
+    api = PlannedStack("dev", "completions-dev", "template.yaml", template(project_root / "template.yaml"), given)
+    (one,) = form(Plan(api), aws, DeployedStack("completions-dev", "CREATE_COMPLETE", "", running, {}))
+    assert one.verdict == verdict
+    assert words in one.found
+    assert (verdict == "ok") is (one.advice == "")

@@ -38,6 +38,13 @@ def test_a_buffered_request_has_the_gateways_id() -> None:
     assert buffered({"requestContext": {"requestId": "gateway-1"}}).request_id == "gateway-1"
 
 
+def test_sam_local_has_one_gateway_id_for_all_requests_so_the_invocations_own_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_SAM_LOCAL", "true")
+    assert buffered({"requestContext": {"requestId": "the-same-for-all"}}).request_id == "lambda-1"
+
+
 @pytest.mark.parametrize("event", [{}, {"requestContext": {}}, {"requestContext": {"requestId": None}}])
 def test_a_buffered_request_without_a_gateway_has_lambdas_id(event: dict[str, Any]) -> None:
     assert buffered(event).request_id == "lambda-1"
