@@ -207,7 +207,8 @@ def test_a_key_that_is_not_there_is_told(local: None, command: str) -> None:
 def test_a_secret_in_the_place_of_an_id_is_not_told_back(local: None, command: str) -> None:
     secret, _ = created()
     for named in (secret, secret.removeprefix("sk-"), secret[:20]):
-        result = run(command, named)
+        # behind "--", for what is random may begin as an option does
+        result = CliRunner().invoke(app, ["keys", command, "--local", "--", named])
         assert (result.exit_code, result.stdout) == (2, "")
         assert result.stderr == "completions keys: give the key's id or its first 7 characters, not the key itself\n"
 
