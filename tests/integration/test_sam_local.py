@@ -148,6 +148,8 @@ def api(common: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> It
         port = listener.getsockname()[1]
     log = tmp_path_factory.mktemp("start-api") / "log"
     command = [SAM, "local", "start-api", "--port", str(port), "--warm-containers", "LAZY", *common]
+    # a shell's background job ignores SIGINT, and would hand that down
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with log.open("w") as output:
         process = subprocess.Popen(
             command, cwd=log.parent, env=ENVIRONMENT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
