@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from threading import Lock
@@ -11,6 +11,7 @@ from typing import Any, Self, TypeAlias
 
 from completions.domain.catalog import Abilities, Capability, ModelRoute, Parameter
 from completions.domain.completion import (
+    Choice,
     ChoiceDelta,
     CompletionChunk,
     CompletionRequest,
@@ -22,6 +23,7 @@ from completions.domain.errors import CompletionError, DuplicateRequestError, Li
 from completions.domain.metering import Principal, Reservation, UsageRecord
 from completions.domain.ports import Backend, BackendStream, Claim, Clock, Registry, UpstreamCall, UsageLedger
 from completions.domain.usage import Granularity, KeyUse, UsageReports, UsageRow
+from completions.service.answer import Drafts
 
 ScriptItem: TypeAlias = CompletionChunk | BaseException | Callable[[], None]
 """What one step of a scripted answer does: give a chunk, raise, or run something on the way to the next chunk."""
@@ -60,6 +62,9 @@ class InMemoryRegistry(Registry):
 
     def principal(self, secret_sha256: str, *, next_model: str | None = None) -> Principal | None:
         return self._principals.get(secret_sha256)
+
+    def principal_of(self, key_id: str) -> Principal | None:
+        return next((one for one in self._principals.values() if one.key_id == key_id), None)
 
     def route(self, model: str) -> ModelRoute | None:
         return next((route for route in self._routes if model in (route.model_id, *route.aliases)), None)
@@ -284,3 +289,11 @@ def all_error_classes(root: type[CompletionError] = CompletionError) -> set[type
     """The whole tree of canonical errors, its root included; a dialect's own kinds are the dialect's business."""
     children = (child for child in root.__subclasses__() if child.__module__ == CompletionError.__module__)
     return {root}.union(*(all_error_classes(child) for child in children))
+
+
+def collected(chunks: Iterable[CompletionChunk]) -> tuple[Choice, ...]:
+    """The choices that chunks come to."""
+    drafts = Drafts()
+    for chunk in chunks:
+        drafts.add(chunk)
+    return drafts.choices()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -95,13 +95,50 @@ class Settings(BaseModel):
         return origins
 
 
+class PipelineSettings(Settings):
+    """What the functions that events start have besides."""
+
+    pipeline_bucket: str = Field(min_length=3)
+    """Inputs, outputs, and the replies that are kept for those who ask again."""
+    pipeline_table: str = Field(min_length=1)
+    """Batches, files, and what is on its way."""
+    pipeline_bus: str = Field(default="default", min_length=1)
+    """EventBridge's, where events say what became of a request."""
+    pipeline_key_id: str | None = None
+    """The key that pays for an event that names none; without it, such an event is refused."""
+    pipeline_retention_days: int = Field(default=30, ge=1)
+    """How long batches, files and marks of delivery are kept; the bucket's lifecycle rules say the same."""
+    batch_state_machine: str | None = None
+    """The ARN of the state machine that runs batches, for those who start them."""
+    batch_most_lines: int = Field(default=50_000, ge=1)
+    """OpenAI's limit. The ids of all lines are compared in memory."""
+    batch_lines_per_worker: int = Field(default=50, ge=1)
+    """Lines of one part, which one invocation answers: a cold start is paid once for so many."""
+    batch_lines_at_once: int = Field(default=8, ge=1, le=64)
+    """Lines that a worker asks the model side by side."""
+    batch_workers: int = Field(default=10, ge=1)
+    """Workers of one batch that run side by side."""
+    batch_tokens_per_minute: int | None = Field(default=None, ge=1)
+    """The pace of one batch, shared by its workers, so that what is interactive finds the model free."""
+
+
+AnySettings = TypeVar("AnySettings", bound=Settings)
+
+
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     """The settings of this environment. Raises ``SettingsError``."""
-    known = {
-        name: environment[name.upper()] for name in Settings.model_fields if environment.get(name.upper(), "") != ""
-    }
+    return _read(Settings, environment)
+
+
+def read_pipeline_settings(environment: Mapping[str, str] = os.environ) -> PipelineSettings:
+    """Those of a function that events start. Raises ``SettingsError``."""
+    return _read(PipelineSettings, environment)
+
+
+def _read(kind: type[AnySettings], environment: Mapping[str, str]) -> AnySettings:
+    known = {name: environment[name.upper()] for name in kind.model_fields if environment.get(name.upper(), "") != ""}
     try:
-        return Settings.model_validate(known)
+        return kind.model_validate(known)
     except ValidationError as error:
         faults = [f"{str(fault['loc'][0]).upper()}: {fault['msg']}" for fault in error.errors(include_input=False)]
         raise SettingsError("environment: " + "; ".join(faults)) from None

@@ -1,64 +1,15 @@
-"""The composition root of the functions that speak no HTTP. It imports no web framework: they start without one."""
+"""The composition root of the functions that keep the books. It imports no web framework: they start without one."""
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
 
-import boto3
-from botocore.config import Config
-
-from completions.domain.ports import Clock
+from completions.clients import SystemClock, build_dynamodb_client
 from completions.metering.rollups import RollUps
 from completions.metering.sweep import LostCharge, SweepPolicy, UsageSweeper
 from completions.registry.dynamodb import list_keys
 from completions.settings import Settings, read_settings
-
-if TYPE_CHECKING:
-    from mypy_boto3_dynamodb import DynamoDBClient
-
-_ATTEMPTS = 3
-
-
-class SystemClock(Clock):
-    """The machine's own time."""
-
-    def now(self) -> datetime:
-        return datetime.now(UTC)
-
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-
-def build_dynamodb_client() -> DynamoDBClient:
-    """Its calls are conditional writes and reads, so the SDK may repeat them."""
-    client = boto3.client(
-        "dynamodb",
-        config=Config(
-            retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
-            connect_timeout=1,
-            read_timeout=3,
-            max_pool_connections=64,
-            tcp_keepalive=True,
-        ),
-    )
-    again: Any = _again_after_a_conflict  # an event's handler may answer, whatever its type says
-    client.meta.events.register("needs-retry.dynamodb", again)
-    return client
-
-
-def _again_after_a_conflict(attempts: int, response: tuple[Any, Any] | None, **_: Any) -> float | None:
-    """Seconds to wait where a transaction held the item: nothing was written, and the SDK itself does not try again."""
-    code = "" if response is None else response[1].get("Error", {}).get("Code")
-    if code != "TransactionConflictException" or attempts >= _ATTEMPTS:
-        return None
-    return random.uniform(0.005, 0.05) * attempts  # noqa: S311 - jitter
 
 
 def build_sweeper(settings: Settings | None = None) -> UsageSweeper:

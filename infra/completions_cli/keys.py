@@ -272,7 +272,7 @@ def _registry(table: str | None, local: bool) -> Iterator[_Registry]:
         _fail("no table: set REGISTRY_TABLE or --table, or use --local", _USAGE)
     from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - --help should not pay for boto3
 
-    from completions.bootstrap import build_dynamodb_client  # noqa: PLC0415
+    from completions.clients import build_dynamodb_client  # noqa: PLC0415
     from completions.registry.keys import KeyContendedError, KeyMissingError, KeyUnreadableError  # noqa: PLC0415
 
     try:

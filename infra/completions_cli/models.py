@@ -183,7 +183,7 @@ def _registry(table: str | None, local: bool) -> Iterator[tuple[DynamoDBClient, 
     name = registry_table(table, local)
     from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - --help should not pay for boto3
 
-    from completions.bootstrap import build_dynamodb_client  # noqa: PLC0415
+    from completions.clients import build_dynamodb_client  # noqa: PLC0415
 
     try:
         with closing(build_dynamodb_client()) as client:

@@ -56,7 +56,8 @@ def probe(
 def _endpoint(model: str, table: str) -> Endpoint:
     """Raises ``BackendUnavailableError`` when the registry cannot be read; an unknown model ends the command."""
     from completions.backends.families import CODECS  # noqa: PLC0415 - --help should not pay for boto3
-    from completions.bootstrap import build_parts, build_sagemaker_client  # noqa: PLC0415
+    from completions.bootstrap import build_parts  # noqa: PLC0415
+    from completions.clients import build_sagemaker_client  # noqa: PLC0415
     from completions.settings import read_settings  # noqa: PLC0415
     from completions_cli.probe_endpoint import Endpoint  # noqa: PLC0415
 

@@ -55,9 +55,9 @@ def report(  # noqa: PLR0917 - every argument is an option of the command
         groups = parse_groups(group_by)
     except UnknownGroupError as error:
         _fail(str(error), _USAGE)
+    from completions.clients import SystemClock  # noqa: PLC0415
     from completions.domain.usage import Granularity  # noqa: PLC0415 - --help should not pay for it
     from completions.metering.rollup_queries import RollUpReader  # noqa: PLC0415
-    from completions.worker_bootstrap import SystemClock  # noqa: PLC0415
 
     granularity = Granularity.HOUR if "hour" in groups else Granularity.DAY
     if since < today - granularity.kept:
@@ -89,7 +89,7 @@ def audit(
     wanted = _day(day, "DAY")
     if wanted > datetime.now(UTC).date():
         _fail(f"DAY {wanted} is yet to come", _USAGE)
-    from completions.worker_bootstrap import SystemClock  # noqa: PLC0415 - --help should not pay for boto3
+    from completions.clients import SystemClock  # noqa: PLC0415 - --help should not pay for boto3
     from completions_cli.usage_audit import DayAudit, add_missing  # noqa: PLC0415
 
     with usage_client(table, local) as (client, name):
@@ -124,7 +124,7 @@ def usage_client(table: str | None, local: bool) -> Iterator[tuple[DynamoDBClien
         _fail("no table: set USAGE_TABLE or --table, or use --local")
     from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - --help should not pay for boto3
 
-    from completions.worker_bootstrap import build_dynamodb_client  # noqa: PLC0415
+    from completions.clients import build_dynamodb_client  # noqa: PLC0415
 
     try:
         with closing(build_dynamodb_client()) as client:

@@ -41,9 +41,9 @@ def replay(
         _fail("no table: set USAGE_TABLE or --table, or use --local")
     from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - --help should not pay for boto3
 
+    from completions.clients import SystemClock, build_dynamodb_client  # noqa: PLC0415
     from completions.domain.errors import MeteringError  # noqa: PLC0415
     from completions.metering.replay import Replayed, UsageReplayer  # noqa: PLC0415
-    from completions.worker_bootstrap import SystemClock, build_dynamodb_client  # noqa: PLC0415
 
     counts: Counter[str] = Counter()
     unreadable: list[int] = []

@@ -15,7 +15,7 @@ import httpx2 as httpx
 import pytest
 from openai import OpenAI
 
-from completions.bootstrap import build_dynamodb_client, build_s3_client
+from completions.clients import build_dynamodb_client, build_s3_client
 from completions.domain.catalog import ModelRoute
 from completions.registry.dynamodb import put_model
 from completions.registry.items import MODEL_PARTITION

@@ -18,13 +18,13 @@ import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.config import Config
 
+from completions.clients import build_dynamodb_client
 from completions.domain.completion import CompletionChunk, FinishReason, Usage
 from completions.domain.errors import CompletionError, DuplicateRequestError, QuotaExceededError
 from completions.domain.limits import Charge, LimitKind
 from completions.domain.metering import Principal, Reservation
 from completions.domain.ports import Claim
 from completions.service.complete import CallContext, CompletionService
-from completions.worker_bootstrap import build_dynamodb_client
 from fakes import InMemoryRegistry, ManualClock, ScriptedBackend, delta, request, route
 from metered import AMPLE, LONG_AGO, NOON, Books, key, recent_table, record, reservation
 

@@ -21,7 +21,7 @@ from botocore.config import Config
 from completions.backends.circuit import EndpointCircuits
 from completions.backends.openai_server import OpenAIServerCodec
 from completions.backends.sagemaker import SageMakerBackend
-from completions.bootstrap import SystemClock
+from completions.clients import SystemClock
 from completions.domain.catalog import Capability, Parameter
 from completions.domain.completion import CompletionRequest, SamplingParams, Usage
 from completions.domain.errors import ContextLengthError, UnsupportedParameterError

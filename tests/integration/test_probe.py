@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from completions.backends.families import CODECS
-from completions.bootstrap import build_parts, build_sagemaker_client
+from completions.bootstrap import build_parts
+from completions.clients import build_sagemaker_client
 from completions.domain.catalog import ModelRoute
 from completions.registry.dynamodb import put_model, write_models
 from completions.settings import read_settings

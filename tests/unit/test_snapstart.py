@@ -23,7 +23,8 @@ from awslambdaric.lambda_runtime_hooks_runner import (  # type: ignore[import-un
 )
 from starlette.testclient import TestClient
 
-from completions.bootstrap import build_dynamodb_client, build_parts, openai_completions_app, openai_models_app
+from completions.bootstrap import build_parts, openai_completions_app, openai_models_app
+from completions.clients import build_dynamodb_client
 from completions.settings import Settings
 from completions.snapstart import refresh_after_restore
 

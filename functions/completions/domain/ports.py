@@ -98,6 +98,10 @@ class Registry(Protocol):
         """Whose key this is; ``None`` for nobody's. ``next_model`` is read in the same round trip."""
         ...
 
+    def principal_of(self, key_id: str) -> Principal | None:
+        """Who a key's public id stands for; ``None`` for no key."""
+        ...
+
     def route(self, model: str) -> ModelRoute | None:
         """The route of a model id or alias."""
         ...

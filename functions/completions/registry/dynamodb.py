@@ -20,7 +20,9 @@ from completions.domain.ports import Clock, Registry
 from completions.dynamodb_json import deserialized, serialized
 from completions.registry.items import (
     KEY_SORT,
+    KEYS_PARTITION,
     MODEL_PARTITION,
+    KeyEntryItem,
     KeyItem,
     ModelItem,
     key_partition,
@@ -68,6 +70,12 @@ class DynamoRegistry(Registry):
         key = (key_partition(secret_sha256), KEY_SORT)
         items = self._items([key, (MODEL_PARTITION, next_model)] if _is_name(next_model) else [key])
         return _parsed(items[key], lambda item: KeyItem.model_validate(item).to_principal())
+
+    def principal_of(self, key_id: str) -> Principal | None:
+        if not _is_name(key_id):
+            return None
+        key = (KEYS_PARTITION, key_id)
+        return _parsed(self._items([key])[key], lambda item: KeyEntryItem.model_validate(item).to_entry().principal)
 
     def route(self, model: str) -> ModelRoute | None:
         if not _is_name(model):

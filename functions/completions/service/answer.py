@@ -80,13 +80,20 @@ class _Draft:
         self.finish_reason = delta.finish_reason or self.finish_reason
 
 
-def collect_choices(chunks: Iterable[CompletionChunk]) -> tuple[Choice, ...]:
-    """Every choice, in index order. Raises ``TruncatedStreamError`` for one without a finish reason."""
-    drafts: dict[int, _Draft] = {}
-    for chunk in chunks:
+class Drafts:
+    """Choices that grow with each chunk."""
+
+    def __init__(self) -> None:
+        self._drafts: dict[int, _Draft] = {}
+
+    def add(self, chunk: CompletionChunk) -> None:
+        """Take in one chunk."""
         for delta in chunk.choices:
-            drafts.setdefault(delta.index, _Draft()).add(delta)
-    return tuple(_choice(index, draft) for index, draft in sorted(drafts.items()))
+            self._drafts.setdefault(delta.index, _Draft()).add(delta)
+
+    def choices(self) -> tuple[Choice, ...]:
+        """Every choice, in index order. Raises ``TruncatedStreamError`` for one without a finish reason."""
+        return tuple(_choice(index, draft) for index, draft in sorted(self._drafts.items()))
 
 
 def best_choices(choices: tuple[Choice, ...], request: CompletionRequest) -> tuple[Choice, ...]:

@@ -6,7 +6,7 @@ generator's own ``finally`` and not in a background task, which a cancelled resp
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,7 @@ from completions.domain.limits import Charge
 from completions.domain.metering import Outcome, Principal, Reservation, UsageRecord, plain_record
 from completions.domain.ports import Backend, Claim, Clock, Registry, UpstreamCall, UsageLedger
 from completions.observability import logger
-from completions.service.answer import best_choices, collect_choices
+from completions.service.answer import Drafts, best_choices
 from completions.service.dispatch import Dispatcher, RetryPolicy, Upstream
 from completions.service.fan_out import Job, merged
 from completions.service.meter import Meter
@@ -53,6 +53,10 @@ class CallContext:
     patient: bool = False
     record_id: str | None = None
     fingerprint: str | None = None
+
+
+Keep = Callable[[Completion, UsageRecord], None]
+"""What puts a whole answer somewhere safe while its request is still open in the books, with what it will come to."""
 
 
 class CompletionStream:
@@ -123,14 +127,25 @@ class CompletionService:
             raise InvalidRequestError("Results of 'best_of' greater than 'n' cannot be streamed.", param="best_of")
         return self._open(self._attempt(request, context))
 
-    def complete(self, request: CompletionRequest, context: CallContext) -> Completion:
-        """The whole answer. Upstream is streamed all the same."""
+    def complete(self, request: CompletionRequest, context: CallContext, keep: Keep | None = None) -> Completion:
+        """The whole answer. Upstream is streamed all the same.
+
+        ``keep`` is called with it before it is settled. What it raises ends the request as a failure.
+        """
         attempt = self._attempt(request, context)
+        drafts = Drafts()
+
+        def whole(usage: Usage) -> Completion:
+            ranked = attempt.plan.ranked
+            choices = best_choices(drafts.choices(), request) if ranked else drafts.choices()
+            return Completion(attempt.plan.route.model_id, choices, usage, tuple(attempt.limits))
+
+        if keep is not None:
+            attempt.before_settling = lambda record: keep(whole(record.usage), record)
         with self._open(attempt) as stream:
-            choices = collect_choices(stream)
-        ranked = attempt.plan.ranked
-        choices = best_choices(choices, request) if ranked else choices
-        return Completion(stream.model, choices, stream.usage, tuple(stream.limits))
+            for chunk in stream:
+                drafts.add(chunk)
+        return whole(stream.usage)
 
     def _attempt(self, request: CompletionRequest, context: CallContext) -> _Attempt:
         route = self._route(request, context.principal)
@@ -180,6 +195,8 @@ class CompletionService:
             meter.outcome = Outcome.SUCCEEDED
             if meter.tally.usage.estimated:
                 yield CompletionChunk(usage=meter.tally.usage)
+            if attempt.before_settling is not None:
+                attempt.before_settling(meter.record())
         except GeneratorExit:
             meter.outcome = Outcome.SUCCEEDED if meter.tally.finished else Outcome.ABORTED
             raise
@@ -286,6 +303,7 @@ class _Attempt:
     limits: Sequence[LimitStatus] = ()
     dispatcher: Dispatcher | None = None
     aborted: bool = False
+    before_settling: Callable[[UsageRecord], None] | None = None
 
     def abort(self) -> None:
         """The caller has gone; from any thread."""

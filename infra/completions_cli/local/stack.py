@@ -12,7 +12,7 @@ from typing import Final
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from completions.bootstrap import build_dynamodb_client
+from completions.clients import build_dynamodb_client
 from completions.domain.catalog import Capability, ModelRoute, Parameter
 from completions.domain.completion import ConstraintKind
 from completions_cli.local.gateway import Gateway

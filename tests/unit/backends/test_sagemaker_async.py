@@ -24,7 +24,7 @@ from completions.backends.s3_answers import S3Location
 from completions.backends.sagemaker import SageMakerBackend, tenant_salt
 from completions.backends.sagemaker_async import AsynchronousEndpoints, poll_intervals
 from completions.backends.vllm import VllmCodec
-from completions.bootstrap import build_sagemaker_client
+from completions.clients import build_sagemaker_client
 from completions.domain.catalog import ModelRoute
 from completions.domain.completion import ChoiceDelta, CompletionChunk, FinishReason, Usage
 from completions.domain.errors import (

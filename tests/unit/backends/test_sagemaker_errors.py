@@ -20,7 +20,7 @@ import pytest
 from completions.backends.circuit import EndpointCircuits
 from completions.backends.sagemaker import SageMakerBackend
 from completions.backends.vllm import VllmCodec
-from completions.bootstrap import build_sagemaker_client
+from completions.clients import build_sagemaker_client
 from completions.domain.completion import CompletionChunk
 from completions.domain.errors import (
     BackendError,

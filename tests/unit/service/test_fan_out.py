@@ -12,10 +12,9 @@ from completions.domain.catalog import Abilities, Capability, Parameter
 from completions.domain.completion import ChoiceDelta, CompletionChunk, CompletionRequest, FinishReason, Usage
 from completions.domain.errors import BackendError, RateLimitError
 from completions.service import fan_out
-from completions.service.answer import collect_choices
 from completions.service.fan_out import SIDE_BY_SIDE, Job
 from completions.service.plan import PlannedCall, planned
-from fakes import delta, request, route
+from fakes import collected, delta, request, route
 
 STOP = FinishReason.STOP
 TWO_BY_TWO = request(prompts=("p", "q"), n=2, best_of=2)
@@ -64,7 +63,7 @@ def fan_threads() -> list[threading.Thread]:
 def test_every_call_is_its_own_choice_and_prompts_are_counted_once() -> None:
     texts = [answer("a", 3, 1, 0), answer("b", 3, 2, 3), answer("c", 5, 4, 0), answer("d", 5, 8, 5)]
     chunks = list(merged(plan(), iter(texts[0]), [job(*one) for one in texts[1:]]))
-    assert [(choice.index, choice.text) for choice in collect_choices(chunks)] == list(enumerate("abcd"))
+    assert [(choice.index, choice.text) for choice in collected(chunks)] == list(enumerate("abcd"))
     assert [chunk.usage for chunk in chunks if chunk.usage][-1] == Usage(3 + 5, 1 + 2 + 4 + 8, 0)
 
 

@@ -1,0 +1,1 @@
+"""Glue between events and the service: batches, queues, buses. No HTTP, and no web framework."""
