@@ -10,7 +10,7 @@ import hashlib
 import math
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -30,7 +30,7 @@ from completions.domain.errors import (
     Recourse,
     RequestTooLargeError,
 )
-from completions.domain.ports import Backend, BackendStream, UpstreamCall
+from completions.domain.ports import AsynchronousBackend, Backend, BackendStream, Ticket, UpstreamCall
 
 if TYPE_CHECKING:
     from mypy_boto3_sagemaker_runtime import SageMakerRuntimeClient
@@ -42,7 +42,7 @@ MAX_BODY_BYTES: Final = 6_291_456
 _MAX_INFERENCE_ID: Final = 64
 
 
-class SageMakerBackend(Backend):
+class SageMakerBackend(Backend, AsynchronousBackend):
     """``codecs`` maps a container family to its codec; ``read_timeout`` is the client's, in seconds. Without
     ``asynchronous`` a route to an asynchronous endpoint cannot be served.
 
@@ -87,6 +87,12 @@ class SageMakerBackend(Backend):
             variant=response.get("InvokedProductionVariant"),
             read_timeout=self._read_timeout,
         )
+
+    def submit(self, request: CompletionRequest, route: ModelRoute, call: UpstreamCall) -> Ticket:
+        return self._asynchronous_endpoints().submit(request, route, call, self._codec(route))
+
+    def collect(self, ticket: Ticket, request: CompletionRequest, route: ModelRoute) -> Sequence[CompletionChunk]:
+        return self._asynchronous_endpoints().collect(ticket, request, self._codec(route))
 
     def _within(self, seconds: float | None, ask: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
         """The client's own timeout does, unless the time that is left is shorter."""

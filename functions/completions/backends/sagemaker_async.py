@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
@@ -43,7 +43,7 @@ from completions.domain.errors import (
     Recourse,
     RequestTooLargeError,
 )
-from completions.domain.ports import BackendStream, Clock, UpstreamCall
+from completions.domain.ports import BackendStream, Clock, Ticket, UpstreamCall
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -54,6 +54,9 @@ _T = TypeVar("_T")
 MAX_INLINE_BYTES: Final = 128_000
 LONGEST_WAIT_SECONDS: Final = 900.0
 """Where neither caller nor route says less: what a Lambda function has, and SageMaker's own default for processing."""
+LONGEST_STAY_SECONDS: Final = 3_600.0
+"""SageMaker's longest processing; an answer that is fetched later may take so long."""
+_SUBMIT_SECONDS: Final = 30.0
 _FIRST_POLL_SECONDS: Final = 0.25
 _SLOWEST_POLL_SECONDS: Final = 2.0
 _LAST_LOOK_SECONDS: Final = 0.25
@@ -92,23 +95,52 @@ class AsynchronousEndpoints:
 
         Raises ``RequestTooLargeError`` for a body that neither fits the call nor may be uploaded.
         """
+        wait = LONGEST_WAIT_SECONDS if call.wait_seconds is None else min(call.wait_seconds, LONGEST_WAIT_SECONDS)
+        places = self._dispatched(request, route, call, codec, stay=wait, left=wait)
+        return _AsynchronousAnswer(AnswerBox(self._s3(), *places), codec, request, self._clock, self._calls)
+
+    def submit(self, request: CompletionRequest, route: ModelRoute, call: UpstreamCall, codec: Codec) -> Ticket:
+        """As ``stream``, for an answer that is fetched later: it may take ``call.wait_seconds``, up to an hour."""
+        stay = LONGEST_STAY_SECONDS if call.wait_seconds is None else min(call.wait_seconds, LONGEST_STAY_SECONDS)
+        answer, failure = self._dispatched(request, route, call, codec, stay=stay, left=_SUBMIT_SECONDS)
+        return Ticket(answer.uri, None if failure is None else failure.uri)
+
+    def collect(self, ticket: Ticket, request: CompletionRequest, codec: Codec) -> Sequence[CompletionChunk]:
+        """The chunks of what is there now; as ``AsynchronousBackend.collect``."""
+        failure = None if ticket.failure is None else S3Location.parse(ticket.failure)
+        found = AnswerBox(self._s3(), S3Location.parse(ticket.answer), failure).look()
+        if found is None:
+            raise BackendUnavailableError("The model has not answered yet.", retry_after=_SLOWEST_POLL_SECONDS)
+        decoder = codec.decoder(request, whole=True)
+        chunk = _chunk(found, codec, decoder)
+        decoder.finish()
+        return [] if chunk is None else [chunk]
+
+    def _dispatched(
+        self,
+        request: CompletionRequest,
+        route: ModelRoute,
+        call: UpstreamCall,
+        codec: Codec,
+        *,
+        stay: float,
+        left: float,
+    ) -> tuple[S3Location, S3Location | None]:
+        """Where the end will be of a request that is in the queue now. It may stay there, and then in the container,
+        for ``stay`` seconds; handing it in takes no more than ``left``."""
         _require_plain_endpoint(route)
         salt = tenant_salt(call.tenant) if route.isolate_prefix_cache else None
         invocation = codec.encode(request, route, EncodeOptions(cache_salt=salt, streamed=False))
-        wait = LONGEST_WAIT_SECONDS if call.wait_seconds is None else min(call.wait_seconds, LONGEST_WAIT_SECONDS)
-        deadline = self._clock.monotonic() + wait
-        s3 = self._s3()
-        payload = self._payload(s3, invocation, request, deadline)
-        arguments = _arguments(invocation, route, call.inference_id, wait) | payload
+        deadline = self._clock.monotonic() + left
+        payload = self._payload(self._s3(), invocation, request, deadline)
+        arguments = _arguments(invocation, route, call.inference_id, stay) | payload
 
         def submit() -> Mapping[str, Any]:
             call.dispatched()
             return self._submitted(arguments, codec, route)
 
         left = self._left(deadline)
-        response = self._calls.within(left, lambda: self._circuits.call(circuit_name(route), submit))
-        box = AnswerBox(s3, *_places(response))
-        return _AsynchronousAnswer(box, codec, request, self._clock, self._calls)
+        return _places(self._calls.within(left, lambda: self._circuits.call(circuit_name(route), submit)))
 
     def _payload(
         self, s3: S3Client, invocation: Invocation, request: CompletionRequest, deadline: float
@@ -172,9 +204,7 @@ class _AsynchronousAnswer(BackendStream):
         if not self._read:
             found = self._awaited()
             self._read = True
-            if found.failed:
-                raise failure_error(found.content, self._codec)
-            chunk = self._decoder.decode(found.content) if found.content else None
+            chunk = _chunk(found, self._codec, self._decoder)
             if chunk is not None:
                 return chunk
         self._decoder.finish()
@@ -208,6 +238,13 @@ class _AsynchronousAnswer(BackendStream):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _chunk(found: Found, codec: Codec, decoder: StreamDecoder) -> CompletionChunk | None:
+    """The answer, decoded. Raises the failure that is there instead."""
+    if found.failed:
+        raise failure_error(found.content, codec)
+    return decoder.decode(found.content) if found.content else None
 
 
 def poll_intervals() -> Iterator[float]:

@@ -1,4 +1,4 @@
-"""Where the parts of a batch lie in the pipeline's bucket. ``input/<key id>/<name>.jsonl`` is the operator's to write."""
+"""Where a batch's parts lie in the pipeline's bucket. ``input/<key id>/<name>.jsonl`` is the operator's to write."""
 
 from __future__ import annotations
 

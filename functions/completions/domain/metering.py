@@ -54,7 +54,8 @@ class Reservation:
     """The claim that is made before the GPU is asked. ``record_id`` derives from the logical request.
 
     ``estimate`` is the most the request can come to. With ``caller_named`` the caller chose the logical request's name,
-    and ``fingerprint``, a digest, tells whether it is the same request that comes again.
+    and ``fingerprint``, a digest, tells whether it is the same request that comes again. One that ``lasts_until`` some
+    moment outlives the function that made it, for its answer comes by another event.
     """
 
     record_id: str
@@ -68,6 +69,7 @@ class Reservation:
     estimate: Charge = field(default_factory=Charge)
     caller_named: bool = False
     fingerprint: str | None = None
+    lasts_until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,7 @@ def plain_reservation(reservation: Reservation) -> dict[str, str | int | bool | 
         "estimated_nanos": reservation.estimate.nanos,
         "limited": reservation.principal.limits.any,
         "fingerprint": reservation.fingerprint,
+        "lasts_until": None if reservation.lasts_until is None else reservation.lasts_until.isoformat(),
     }
 
 

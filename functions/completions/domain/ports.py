@@ -91,6 +91,28 @@ class Backend(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Where the end of a submitted call will appear, as ``s3://`` addresses; not every endpoint has one of failures."""
+
+    answer: str
+    failure: str | None = None
+
+
+class AsynchronousBackend(Protocol):
+    """Something that completes later."""
+
+    def submit(self, request: CompletionRequest, route: ModelRoute, call: UpstreamCall) -> Ticket:
+        """Send the request once, and return when it is in the queue, in which and in whose container it may be for
+        ``call.wait_seconds``. Raises as ``Backend.stream``."""
+        ...
+
+    def collect(self, ticket: Ticket, request: CompletionRequest, route: ModelRoute) -> Sequence[CompletionChunk]:
+        """The whole answer. Raises the failure that came instead, and ``BackendUnavailableError`` while there is
+        neither."""
+        ...
+
+
 class Registry(Protocol):
     """Keys and models, cached briefly. Raises ``BackendUnavailableError`` when the table cannot be read."""
 

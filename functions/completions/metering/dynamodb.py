@@ -123,7 +123,13 @@ class _DynamoClaim(Claim):
         with suppress(IndexError):  # there are no more; another thread may have taken the last
             while len(forget) < _MOST_FORGOTTEN:
                 forget.append(done.popleft())
-        hold = Hold(reservation.record_id, self._claim_id, reservation.created_at, reservation.estimate)
+        hold = Hold(
+            reservation.record_id,
+            self._claim_id,
+            reservation.created_at,
+            reservation.estimate,
+            reservation.lasts_until,
+        )
         try:
             self.limits = self._table.take_hold(reservation, hold, forget)
         except CompletionError:

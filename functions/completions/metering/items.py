@@ -42,6 +42,7 @@ class ReservedItem(BaseModel):
     estimated_nanos: int = 0
     limited: bool = False
     fingerprint: str | None = None
+    lasts_until: datetime | None = None
     endpoint: str
     streamed: bool
 

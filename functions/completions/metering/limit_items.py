@@ -35,12 +35,16 @@ _ADJUSTABLE: Final = timedelta(minutes=8)
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """What is held of a key's limits for one request since ``at``. ``claim_id`` tells this claim from a rival's."""
+    """What is held of a key's limits for one request since ``at``. ``claim_id`` tells this claim from a rival's.
+
+    With ``until`` it is not given up for lost before then.
+    """
 
     record_id: str
     claim_id: str
     at: datetime
     estimate: Charge
+    until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,8 @@ def hold_update(limits: KeyLimits, hold: Hold, forget: Sequence[str]) -> dict[st
         "tokens": {"N": str(hold.estimate.tokens)},
         "nanos": {"N": str(hold.estimate.nanos)},
     }
+    if hold.until is not None:
+        value["until"] = {"S": hold.until.isoformat()}
     return {
         "UpdateExpression": f"SET {opened} = {expression.value({'M': value})} ADD {', '.join(added)} "
         f"REMOVE {', '.join(removed)}",
@@ -179,6 +185,7 @@ def open_holds(item: Mapping[str, Any]) -> list[Hold]:
             claim_id=value["claim"],
             at=datetime.fromisoformat(value["at"]),
             estimate=Charge(int(value["tokens"]), int(value["nanos"])),
+            until=datetime.fromisoformat(value["until"]) if "until" in value else None,
         )
         for name, value in item.items()
         if name.startswith(OPEN)

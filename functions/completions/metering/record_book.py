@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from completions.domain.errors import MeteringError
+from completions.domain.errors import BackendUnavailableError, MeteringError
 from completions.domain.events import RecordBook
 from completions.domain.metering import Outcome
 from completions.domain.ports import Clock
@@ -30,7 +30,10 @@ class DynamoRecordBook(RecordBook):
             item = self._table.record(record_id)
         except (ClientError, BotoCoreError) as error:
             raise _unreachable(error) from error
-        return None if item is None or item["state"] != "SETTLED" else Outcome(item["outcome"])
+        if item is None or item["state"] != "SETTLED":
+            return None
+        unread = item.get("error") == BackendUnavailableError.__name__ and item["completion_tokens"] == 0
+        return Outcome.REFUSED if unread else Outcome(item["outcome"])
 
     def settle(self, record: Mapping[str, object]) -> None:
         try:

@@ -179,7 +179,7 @@ class _Run:
         holds: list[Hold] = []
         for name, value in opened.items():
             with self.guarded("hold", key_id=key_id, attribute=name):
-                holds += [hold for hold in open_holds({name: value}) if self._is_old(hold.at)]
+                holds += [hold for hold in open_holds({name: value}) if self._is_over(hold.at, hold.until)]
         wanted = [hold.record_id for hold in holds] + [name.removeprefix(CLOSED) for name in closed]
         records = self.table.records(wanted) if wanted else {}
         for hold in holds:
@@ -262,6 +262,10 @@ class _Run:
         record = self.table.record(record_id)
         if record is None or record["state"] != "RESERVED":
             return
+        if "lasts_until" in record and not self._is_over(
+            datetime.fromisoformat(record["created_at"]), datetime.fromisoformat(record["lasts_until"])
+        ):
+            return  # its answer comes by an event; what expects that settles it also when none comes
         key_id, kept = record["key_id"], Charge()
         if record.get("limited"):
             item = self.table.limits(key_id)  # its key may be gone, or may have lost its limits
@@ -282,6 +286,9 @@ class _Run:
 
     def _is_old(self, at: datetime) -> bool:
         return self.now - at > self.policy.after
+
+    def _is_over(self, at: datetime, until: datetime | None) -> bool:
+        return self._is_old(at) and (until is None or until < self.now)
 
     def _must_stop(self) -> bool:
         self.cut_short = self.cut_short or self.out_of_time()

@@ -22,7 +22,6 @@ from completions.domain.errors import (
     InvalidRequestError,
     LimitStatus,
     MeteringError,
-    ModelNotFoundError,
     Recourse,
 )
 from completions.domain.limits import Charge
@@ -33,7 +32,7 @@ from completions.service.answer import Drafts, best_choices
 from completions.service.dispatch import Dispatcher, RetryPolicy, Upstream
 from completions.service.fan_out import Job, merged
 from completions.service.meter import Meter
-from completions.service.plan import Plan, planned
+from completions.service.plan import Plan, chosen_route, planned
 from completions.service.pricing import most
 
 
@@ -148,21 +147,10 @@ class CompletionService:
         return whole(stream.usage)
 
     def _attempt(self, request: CompletionRequest, context: CallContext) -> _Attempt:
-        route = self._route(request, context.principal)
+        route = chosen_route(self._registry, request, context.principal)
         plan = planned(request, route, self._backend.abilities(route))
         plans = [plan, *self._fallbacks(request, route, context.principal)]
         return _Attempt(request, context, plans, plan)
-
-    def _route(self, request: CompletionRequest, principal: Principal) -> ModelRoute:
-        for name in (request.model, *request.other_models):
-            route = self._registry.route(name)
-            if route is not None and principal.may_use(route.model_id):
-                return route
-        raise ModelNotFoundError(
-            f"The model '{request.model[:200]}' does not exist or this key has no access to it.",
-            param=request.param_names.get("model", "model"),
-            code="model_not_found",
-        )
 
     def _fallbacks(self, request: CompletionRequest, route: ModelRoute, principal: Principal) -> list[Plan]:
         """Plans for those of the route's fallbacks that the key may use and that can carry the request."""

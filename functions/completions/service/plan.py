@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 
 from completions.domain.catalog import Abilities, Capability, ModelRoute, Parameter
 from completions.domain.completion import CompletionChunk, CompletionRequest
-from completions.domain.errors import InvalidRequestError
+from completions.domain.errors import InvalidRequestError, ModelNotFoundError
+from completions.domain.metering import Principal
+from completions.domain.ports import Registry
 from completions.service.answer import known_choices
 from completions.service.echo import with_echo
 from completions.service.infill import infill_stops, with_infill
@@ -49,6 +51,22 @@ class Plan:
         known = known_choices(chunks, self.request.choice_count)
         cut = cut_at_stops(known, self.cut, self.request) if self.cut else known
         return with_echo(cut, self.request) if self.echoed else cut
+
+
+def chosen_route(registry: Registry, request: CompletionRequest, principal: Principal) -> ModelRoute:
+    """The first reading of the request's model that there is and that the key may use.
+
+    Raises ``ModelNotFoundError``.
+    """
+    for name in (request.model, *request.other_models):
+        route = registry.route(name)
+        if route is not None and principal.may_use(route.model_id):
+            return route
+    raise ModelNotFoundError(
+        f"The model '{request.model[:200]}' does not exist or this key has no access to it.",
+        param=request.param_names.get("model", "model"),
+        code="model_not_found",
+    )
 
 
 def planned(request: CompletionRequest, route: ModelRoute, abilities: Abilities) -> Plan:
