@@ -1,202 +1,180 @@
-"""What the service adds to the model's own time: the whole handler path against a bare boto3 call to the same stand-in.
+"""Measure what the service adds to the model's own time, side by side with other gateways, and publish it.
 
-The stand-in runs in a process of its own and answers at once. Contenders take turns within one run; figures are medians
-of this process's CPU time and of wall time, per request, and per event from the difference between a long and a short
-answer.
+Sections run one after the other. What they find goes to ``results/latest.json``, one picture beside it, and with
+``--markdown`` as a README section to the standard output.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
-import statistics
-import subprocess
+import platform
 import sys
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from artifact import artifact_table
 from rich.console import Console
 from rich.table import Table
-from streams import stream_table
 
-ROOT = Path(__file__).parents[2]
-SHORT, LONG = 16, 272
-ROUNDS = 60
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench", "AWS_DEFAULT_REGION": "us-east-1"}
-WARM_UP = 10
+sys.path.insert(0, str(Path(__file__).parent))  # when it is not run as a script
 
+import artifact
+import buffered
+import cold_start
+import cost
+import dynamodb_units
+import peers
+import streaming
+from figures import Effort, Section
+from markdown import readme_section
+from picture import draw
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Milliseconds of one call."""
-
-    cpu: float
-    wall: float
-
-
-@contextmanager
-def upstream() -> Iterator[dict[str, str]]:
-    """The other process; its URLs."""
-    command = [sys.executable, str(Path(__file__).with_name("upstream.py"))]
-    environment = {**os.environ, **CREDENTIALS}
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        yield json.loads(process.stdout.readline())
-    finally:
-        process.stdin.close()
-        process.wait()
-
-
-def bare_call(client: Any) -> Callable[[int], None]:
-    """What a script without any service would do: the call, and each part read but not looked into."""
-
-    def call(tokens: int) -> None:
-        body = json.dumps({"prompt": "x", "max_tokens": tokens, "stream": True}).encode()
-        response = client.invoke_endpoint_with_response_stream(
-            EndpointName="bench", Body=body, ContentType="application/json"
-        )
-        for event in response["Body"]:
-            assert event["PayloadPart"]["Bytes"]
-
-    return call
+RESULTS = Path(__file__).parent / "results"
+SECTIONS: dict[str, Callable[[Effort], Section]] = {
+    "buffered": buffered.measure,
+    "streams": streaming.measure,
+    "cold-start": cold_start.measure,
+    "dynamodb": dynamodb_units.measure,
+    "artifact": artifact.measure,
+    "peers": peers.measure,
+}
+PACKAGES = (
+    "boto3",
+    "botocore",
+    "fastapi",
+    "mangum",
+    "pydantic",
+    "starlette",
+    "uvicorn",
+    "aws-lambda-powertools",
+    "moto",
+)
 
 
-def handler_call(handler: Any, *, stream: bool) -> Callable[[int], None]:
-    """An API Gateway event through Mangum to the proxy reply."""
-    event = json.loads((ROOT / "events" / "openai_completions.json").read_text())
-
-    class Context:
-        aws_request_id = "bench"
-
-        def get_remaining_time_in_millis(self) -> int:
-            return 29_000
-
-    def call(tokens: int) -> None:
-        event["requestContext"]["requestId"] = str(uuid.uuid4())
-        event["body"] = json.dumps({"model": "bench", "prompt": "x", "max_tokens": tokens, "stream": stream})
-        reply = handler(event, Context())
-        assert reply["statusCode"] == 200, reply
-
-    return call
-
-
-def measured(call: Callable[[int], None], tokens: int) -> Sample:
-    cpu, wall = time.process_time(), time.perf_counter()
-    call(tokens)
-    return Sample((time.process_time() - cpu) * 1000, (time.perf_counter() - wall) * 1000)
-
-
-def contenders(urls: dict[str, str]) -> dict[str, Callable[[int], None]]:
-    """Each way to get an answer. Imports come late: the clients read the environment."""
-    os.environ |= {
-        **CREDENTIALS,
-        "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": urls["sagemaker"],
-        "AWS_ENDPOINT_URL_DYNAMODB": urls["dynamodb"],
-        "POWERTOOLS_LOG_LEVEL": "CRITICAL",
-    }
-    sys.path.insert(0, str(ROOT / "tests"))
-    from mangum import Mangum  # noqa: PLC0415
-
-    from completions.bootstrap import (  # noqa: PLC0415
-        Parts,
-        build_dynamodb_client,
-        build_parts,
-        build_sagemaker_client,
-        openai_completions_app,
-    )
-    from completions.domain.catalog import ModelRoute  # noqa: PLC0415
-    from completions.domain.metering import Principal  # noqa: PLC0415
-    from completions.registry.dynamodb import put_key, put_model  # noqa: PLC0415
-    from completions.settings import Settings  # noqa: PLC0415
-    from completions.web.auth import secret_digest  # noqa: PLC0415
-    from fakes import InMemoryLedger, InMemoryRegistry  # noqa: PLC0415
-
-    route = ModelRoute(model_id="bench", endpoint_name="bench", family="vllm", context_length=8192, created=1)
-    principal = Principal("bench", "bench")
-    digest = secret_digest("sk-local")
-    settings = Settings(registry_table="RegistryTable", usage_table="UsageTable")
-    client = build_dynamodb_client()
-    put_model(client, "RegistryTable", route)
-    put_key(client, "RegistryTable", digest, principal)
-    real = build_parts(settings)
-    registry = InMemoryRegistry({digest: principal}, [route])
-    unmetered = Parts(registry, real.backend, InMemoryLedger(), real.reports, real.clock)
-
-    def handler(parts: Parts) -> Any:
-        return Mangum(openai_completions_app(parts), lifespan="off")
-
+def machine() -> dict[str, Any]:
+    """What it was measured on."""
+    info = Path("/proc/cpuinfo")
+    model = next(
+        (line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")), ""
+    ) if info.exists() else ""  # fmt: skip
     return {
-        "bare boto3 call": bare_call(build_sagemaker_client(settings)),
-        "handler, buffered, unmetered": handler_call(handler(unmetered), stream=False),
-        "handler, streamed, unmetered": handler_call(handler(unmetered), stream=True),
-        "handler, buffered, metered": handler_call(handler(real), stream=False),
+        "system": platform.platform(terse=True),
+        "processor": model or platform.machine(),
+        "processors": os.cpu_count(),
+        "python": platform.python_version(),
+        "load_before": os.getloadavg()[0],
     }
+
+
+def measured(names: list[str], effort: Effort, console: Console) -> dict[str, Any]:
+    """Each section's plain form; one that fails says why and leaves the others be."""
+    sections: dict[str, Any] = {}
+    for name in names:
+        started = time.perf_counter()
+        try:
+            section = SECTIONS[name](effort)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other sections still run
+            reason = f"{name}: {type(error).__name__}: {str(error)[:600]}"
+            section = Section(name, (), not_measured=(reason,))
+        sections[name] = {
+            **section.plain,
+            "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "quick": effort.quick,
+            "seconds": round(time.perf_counter() - started, 1),
+        }
+        show(sections[name], console)
+    return sections
+
+
+def with_cost(sections: dict[str, Any]) -> dict[str, Any]:
+    """The sums, from whatever was measured last."""
+    try:
+        computed = cost.section(sections).plain
+    except KeyError as missing:
+        reason = f"cost: it needs the section or figure {missing}, which has not been measured"
+        computed = Section("cost", (), not_measured=(reason,)).plain
+    return {**sections, "cost": computed}
+
+
+def show(section: Mapping[str, Any], console: Console) -> None:
+    """A table each, targets and omissions below."""
+    for grid in section["grids"]:
+        table = Table(*grid["columns"], title=grid["title"], caption=grid["note"], title_justify="left")
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for row in grid["rows"]:
+            table.add_row(*row)
+        console.print(table)
+    for reason in section["not_measured"]:
+        console.print(f"not measured: {reason}", markup=False)
+    if "seconds" in section:
+        console.print(f"({section['seconds']} s)\n", markup=False)
+
+
+def show_targets(sections: Mapping[str, Any], console: Console) -> None:
+    """All promises, and whether they were kept."""
+    table = Table("target", "limit", "measured", "", title="Targets", title_justify="left")
+    for section in sections.values():
+        for target in section["targets"]:
+            value, unit = target["measured"], target["unit"]
+            sign = "≥" if target["at_least"] else "≤"
+            found = target["why"][:60] or "—" if value is None else f"{value:.2f} {unit}"
+            verdict = {True: "met", False: "missed", None: "not measured"}[target["met"]]
+            table.add_row(target["text"], f"{sign} {target['limit']:g} {unit}", found, verdict)
+    console.print(table)
+
+
+def options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="make bench ARGS=…", description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="about a minute: wider spreads, no artifact, no other gateways unless by --only",
+    )
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="SECTION", help=f"of {', '.join(SECTIONS)}")
+    parser.add_argument("--no-artifact", action="store_true", help="do not build the functions, which takes a minute")
+    parser.add_argument("--no-peers", action="store_true", help="do not install or run other gateways")
+    parser.add_argument(
+        "--markdown", action="store_true", help="measure nothing; print the README section of the last run"
+    )
+    return parser.parse_args()
 
 
 def main() -> None:
-    """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--no-artifact", action="store_true", help="do not build the functions, which takes a minute")
-    with_artifact = not parser.parse_args().no_artifact
-    with upstream() as urls:
-        calls = contenders(urls)
-        samples: dict[tuple[str, int], list[Sample]] = {key: [] for key in itertools.product(calls, (SHORT, LONG))}
-        for number in range(WARM_UP + ROUNDS):
-            for (name, tokens), taken in samples.items():
-                sample = measured(calls[name], tokens)
-                if number >= WARM_UP:
-                    taken.append(sample)
-    table = Table(
-        "contender",
-        f"CPU ms, {SHORT} events",
-        "wall ms (p95)",
-        "added CPU ms",
-        "ratio",
-        "CPU µs per event",
-        "added µs per event",
-        title=f"What the service adds, medians of {ROUNDS} interleaved calls",
-    )
-    for column in table.columns[1:]:
-        column.justify = "right"
-    baseline = figures(samples, "bare boto3 call")
-    for name in calls:
-        cpu, wall, p95, per_event = figures(samples, name)
-        table.add_row(
-            name,
-            f"{cpu:.2f}",
-            f"{wall:.2f} ({p95:.2f})",
-            f"{cpu - baseline[0]:+.2f}",
-            f"{cpu / baseline[0]:.2f}",
-            f"{per_event:.1f}",
-            f"{per_event - baseline[3]:+.1f}",
-        )
-    console = Console(width=140)
-    console.print(table)
-    console.print(stream_table())
-    if with_artifact:
-        console.print(artifact_table())
-
-
-def figures(samples: dict[tuple[str, int], list[Sample]], name: str) -> tuple[float, float, float, float]:
-    """Median CPU and wall of the short answer, its 95th percentile, and CPU microseconds an event."""
-    short, long = samples[name, SHORT], samples[name, LONG]
-    cpu = statistics.median(sample.cpu for sample in short)
-    wall = statistics.median(sample.wall for sample in short)
-    p95 = statistics.quantiles((sample.wall for sample in short), n=20)[-1]
-    per_event = (statistics.median(sample.cpu for sample in long) - cpu) / (LONG - SHORT) * 1000
-    return cpu, wall, p95, per_event
+    """Measure, show, keep."""
+    chosen = options()
+    latest = RESULTS / "latest.json"
+    kept: dict[str, Any] = json.loads(latest.read_text()) if latest.exists() else {"sections": {}}
+    if chosen.markdown:
+        if not latest.exists():
+            raise SystemExit(f"{latest} is not there yet: run `make bench` first")
+        print(readme_section(kept))
+        return
+    left_out = {"artifact"} if chosen.no_artifact or chosen.quick else set()
+    left_out |= {"peers"} if chosen.no_peers or chosen.quick else set()  # one of them takes a quarter minute to start
+    names = chosen.only or [name for name in SECTIONS if name not in left_out]
+    console = Console(width=170)
+    before = machine()
+    sections = measured(names, Effort(chosen.quick), console)
+    sections = with_cost({**kept["sections"], **sections})
+    show(sections["cost"], console)
+    show_targets(sections, console)
+    result = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": before,
+        "versions": {name: version(name) for name in PACKAGES},
+        "sections": sections,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    latest.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    (RESULTS / "latest.svg").write_text(draw(result))
+    console.print(f"written: {latest} and latest.svg", markup=False)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What each dialect's stream encoder costs an event, and how that grows with the answer.
 
 The cumulative Sourcegraph form repeats all the text so far in each event, so its bytes grow with the square of the
-answer; the work of encoding an event must not. Rows show events a second for answers of three lengths.
+answer; the work of encoding an event must not.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from rich.table import Table
+from figures import Grid
 
 from completions.dialects.dialect import AnswerHead, Dialect, StreamEncoder
 from completions.dialects.openai import OpenAIDialect
@@ -52,29 +52,27 @@ def chunks(length: int) -> list[CompletionChunk]:
 
 
 def events_per_second(fresh: Callable[[], StreamEncoder], answer: list[CompletionChunk]) -> float:
-    """The best of three passes."""
+    """The best of three passes, by CPU time."""
     passes = []
     for _ in range(3):
         encoder = fresh()
-        started = time.perf_counter()
+        started = time.process_time()
         for chunk in answer:
             encoder.chunk(chunk)
         encoder.done()
-        passes.append(len(answer) / (time.perf_counter() - started))
+        passes.append(len(answer) / (time.process_time() - started))
     return max(passes)
 
 
-def stream_table() -> Table:
-    """Events a second, and what an event of the longest answer costs against one of the shortest."""
-    table = Table(
-        "stream form", *(f"events/s at {length:,}" for length in LENGTHS), "µs per event", "longest : shortest"
-    )
-    table.title = "What a dialect's stream encoder costs"
-    for column in table.columns[1:]:
-        column.justify = "right"
+def encoder_grid() -> tuple[Grid, float]:
+    """A row a form; and for the cumulative one, how much longer four times the text takes than four times as long."""
     answers = [chunks(length) for length in LENGTHS]
+    rows, growth = [], 1.0
     for name, fresh in encoders().items():
         rates = [events_per_second(fresh, answer) for answer in answers]
-        row = [f"{rate:,.0f}" for rate in rates]
-        table.add_row(name, *row, f"{1e6 / rates[-1]:.1f}", f"{rates[0] / rates[-1]:.2f}")
-    return table
+        growth = rates[0] / rates[-1]
+        rows.append((name, *(f"{rate:,.0f}" for rate in rates), f"{1e6 / rates[-1]:.1f}", f"{growth:.2f}"))
+    columns = (
+        "stream form", *(f"events/s at {length:,}" for length in LENGTHS), "µs per event", "longest : shortest",
+    )  # fmt: skip
+    return Grid("What a dialect's stream encoder alone costs", columns, tuple(rows)), growth
