@@ -19,9 +19,11 @@ def transformed(root: Path, **parameters: str) -> dict[str, Any]:
     # what `sam package` would have uploaded
     template["Globals"]["Function"]["CodeUri"] = "s3://bucket/code.zip"
     for resource in template["Resources"].values():
+        properties = resource.get("Properties", {})
         if resource["Type"] == "AWS::Serverless::Application":
-            location = Path(resource["Properties"]["Location"]).name
-            resource["Properties"]["Location"] = f"https://s3.amazonaws.com/bucket/{location}"
+            properties["Location"] = f"https://s3.amazonaws.com/bucket/{Path(properties['Location']).name}"
+        elif resource["Type"] == "AWS::Serverless::StateMachine":
+            properties["DefinitionUri"] = f"s3://bucket/{Path(properties['DefinitionUri']).name}"
     result: dict[str, Any] = Translator({}, Parser()).translate(template, parameter_values=parameters)
     return result
 

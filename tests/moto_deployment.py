@@ -27,6 +27,7 @@ FUNCTION: Final = "AWS::Lambda::Function"
 ALARM: Final = "AWS::CloudWatch::Alarm"
 ARN_OF_FUNCTION: Final = f"arn:aws:lambda:{REGION}:123456789012:function:"
 ARN_OF_ALARM: Final = f"arn:aws:cloudwatch:{REGION}:123456789012:alarm:"
+ARN_OF_MACHINE: Final = f"arn:aws:states:{REGION}:123456789012:stateMachine:"
 LAYER_VERSION: Final = 27
 LAYERS: Final = ("LambdaAdapterLayerArm64", "LambdaAdapterLayerX86")
 NESTED: Final = ("Tables", "Pipelines", "Observability")
@@ -44,7 +45,11 @@ ASKED_OF_SERVICES: Final = {
     "AWS::Lambda::Permission": "names an alias",
     "AWS::Lambda::Function": "moto gives it neither layers nor an architecture by CloudFormation",
     "AWS::Lambda::Version": "of such a function",
+    "AWS::S3::BucketPolicy": "not known to it",
+    "AWS::SNS::Subscription": "not known to it",
+    "AWS::SQS::QueuePolicy": "not known to it",
     "AWS::Scheduler::Schedule": "not known to it",
+    "AWS::StepFunctions::StateMachine": "moto's has no definition that lies in S3, and neither logs nor tracing",
 }
 # Not known to it either, and off in a deployment that sets nothing: the edge's choices, and the managed instances.
 LEFT_OUT: Final = {
@@ -86,7 +91,8 @@ class Deployment:
         for stack in ("", *NESTED):
             asked = {"StackName": f"{self.name}-{stack}".removesuffix("-")}
             for one in self.client("cloudformation").describe_stack_resources(**asked)["StackResources"]:
-                found[f"{stack}.{one['LogicalResourceId']}".removeprefix(".")] = one["PhysicalResourceId"]
+                if "PhysicalResourceId" in one:  # moto's buses have none
+                    found[f"{stack}.{one['LogicalResourceId']}".removeprefix(".")] = one["PhysicalResourceId"]
         return found
 
     def bring_code(self) -> None:
@@ -142,15 +148,23 @@ def deploy(root: Path, url: str, name: str, **parameters: str) -> Deployment:
     alarms = {one: f"{name}-Observability-{one}" for one in of_type(trees["Observability"]["Resources"], ALARM)}
     links: dict[str, Any] = {f"Observability.Outputs.{one}": alarm for one, alarm in alarms.items()}
     for stack in ("Tables", "Pipelines"):
-        outputs = deployment.create(stack, trees[stack], {}, {})
+        # no more than the root gives them, which knows nothing of them yet
+        given = {"ServiceName": name, "RetentionDays": "30"} if stack == "Pipelines" else {}
+        # moto does not know that a bus's reference is its name
+        outputs = deployment.create(stack, trees[stack], given, {"CompletionsBus": name})
         links |= {f"{stack}.Outputs.{one}": value for one, value in outputs.items()}
+        deployment.asked.update(_read(outputs))
     _keep_tables(deployment, of_type(trees["Tables"]["Resources"], "AWS::DynamoDB::Table"))
+    bucket = trees["Pipelines"]["Resources"]["PipelineBucket"]["Properties"]
+    _keep_bucket(deployment, links["Pipelines.Outputs.PipelineBucketName"], bucket)
     for one, resource in deployment.resources.items():
         if resource["Type"] == "AWS::Lambda::Alias":
             function = deployment.function(resource["Properties"]["FunctionName"]["Ref"])
             links[one] = f"{ARN_OF_FUNCTION}{function}:{resource['Properties']['Name']}"
         elif resource["Type"] == FUNCTION:
             links |= {one: deployment.function(one), f"{one}.Arn": f"{ARN_OF_FUNCTION}{deployment.function(one)}"}
+        elif resource["Type"] == "AWS::StepFunctions::StateMachine":
+            links[one] = f"{ARN_OF_MACHINE}{name}-batches"
         elif resource["Type"] in ("AWS::ApiGateway::Deployment", "AWS::CodeDeploy::Application"):
             links[one] = one  # they are made later, and named then
 
@@ -165,6 +179,8 @@ def deploy(root: Path, url: str, name: str, **parameters: str) -> Deployment:
         deployment.client("cloudwatch").put_metric_alarm(AlarmName=alarms[alarm], **properties)
     _publish_functions(deployment)
     _let_in_callers(deployment)
+    _make_state_machines(deployment, root)
+    _write_policies(deployment)
     _open_gateway(deployment)
     _guard_deployments(deployment)
     return deployment
@@ -203,6 +219,45 @@ def _keep_tables(deployment: Deployment, tables: Mapping[str, Any]) -> None:
             client.update_time_to_live(TableName=name, TimeToLiveSpecification=expiry)
 
 
+def _keep_bucket(deployment: Deployment, name: str, declared: Mapping[str, Any]) -> None:
+    """What moto's CloudFormation passes over in a bucket."""
+    client = deployment.client("s3")
+    client.put_public_access_block(
+        Bucket=name, PublicAccessBlockConfiguration=declared["PublicAccessBlockConfiguration"]
+    )
+    client.put_bucket_ownership_controls(Bucket=name, OwnershipControls=declared["OwnershipControls"])
+    rules = []
+    for rule in declared["LifecycleConfiguration"]["Rules"]:
+        ends = {"Expiration": {"Days": 30}} if "ExpirationInDays" in rule else {}
+        aborts = {key: value for key, value in rule.items() if key == "AbortIncompleteMultipartUpload"}
+        rules.append({"ID": rule["Id"], "Status": rule["Status"], "Filter": {"Prefix": ""}, **ends, **aborts})
+    client.put_bucket_lifecycle_configuration(Bucket=name, LifecycleConfiguration={"Rules": rules})
+
+
+def _make_state_machines(deployment: Deployment, root: Path) -> None:
+    for name in of_type(deployment.resources, "AWS::StepFunctions::StateMachine"):
+        asked = deployment.asked[name]
+        text = (root / "infra" / asked["DefinitionS3Location"]["Key"]).read_text()
+        for key, value in asked["DefinitionSubstitutions"].items():
+            text = text.replace(f"${{{key}}}", value)
+        deployment.client("stepfunctions").create_state_machine(
+            name=asked["StateMachineName"],
+            definition=text,
+            roleArn=asked["RoleArn"],
+            type=asked["StateMachineType"],
+            loggingConfiguration=_camel(asked["LoggingConfiguration"]),
+            tracingConfiguration=_camel(asked["TracingConfiguration"]),
+        )
+
+
+def _write_policies(deployment: Deployment) -> None:
+    """Of the queues. The bucket's is not written, for moto denies what it denies without asking for its condition."""
+    for asked in deployment.asked.values():
+        for url in asked.get("Queues", ()):
+            policy = {"Policy": json.dumps(asked["PolicyDocument"])}
+            deployment.client("sqs").set_queue_attributes(QueueUrl=url, Attributes=policy)
+
+
 def _publish_functions(deployment: Deployment) -> None:
     functions = deployment.client("lambda")
     for layer in LAYERS:
@@ -228,12 +283,24 @@ def _let_in_callers(deployment: Deployment) -> None:
         # where the template gives none, CloudFormation makes one of the stack's
         given = {"Name": f"{deployment.name}-{name}", **deployment.asked[name]}
         deployment.client("scheduler").create_schedule(**given)
+    for name in of_type(deployment.resources, "AWS::SNS::Subscription"):
+        asked = deployment.asked[name]
+        given = {key: asked[key] for key in ("TopicArn", "Protocol", "Endpoint")}
+        deployment.client("sns").subscribe(**given)
 
 
 def follow_streams(deployment: Deployment) -> None:
     """Last, and not for every deployment: from then on each write starts the function, in a container if it can."""
+    client = deployment.client("lambda")
+    there = {one["EventSourceArn"] for one in client.list_event_source_mappings()["EventSourceMappings"]}
     for name in of_type(deployment.resources, "AWS::Lambda::EventSourceMapping"):
-        deployment.client("lambda").create_event_source_mapping(**deployment.asked[name])
+        asked = dict(deployment.asked[name])
+        if asked["EventSourceArn"] in there:
+            continue
+        if scaling := asked.get("ScalingConfig"):
+            # a parameter is a string, which CloudFormation makes the number that Lambda wants
+            asked["ScalingConfig"] = {key: int(value) for key, value in scaling.items()}
+        client.create_event_source_mapping(**asked)
 
 
 def _open_gateway(deployment: Deployment) -> None:

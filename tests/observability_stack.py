@@ -20,6 +20,12 @@ GIVEN = {
     "UsageRollupFunctionName": "rollup-fn",
     "UsageSweeperFunctionName": "sweeper-fn",
     "UsageRollupFailuresQueueName": "failures-queue",
+    "QueuedCompletionsFunctionName": "queue-fn",
+    "BatchWorkerFunctionName": "worker-fn",
+    "CompletionRequestsQueueName": "requests-queue",
+    "CompletionRequestFailuresQueueName": "given-up-queue",
+    "BatchStartFailuresQueueName": "unstarted-queue",
+    "BatchStateMachineArn": "arn:aws:states:eu-west-1:123456789012:stateMachine:gateway-batches",
     "UsageTableName": "usage-table",
     "RegistryTableName": "registry-table",
 }

@@ -1,32 +1,25 @@
-"""The composition root: settings to clients to adapters to apps. Every part can be handed in instead."""
+"""The composition root: settings to clients to adapters to apps. Every part can be handed in instead.
+
+A function serves one app, and its start is waited for: what one app alone needs is imported where that app is made.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
-
-from fastapi import FastAPI
+from typing import TYPE_CHECKING, Literal
 
 from completions import __version__
 from completions.clients import SystemClock, build_dynamodb_client, build_sagemaker_client
 from completions.dialects.dialect import Dialect, Resource
-from completions.dialects.openai import OpenAIDialect
-from completions.dialects.organization import organization_resources
-from completions.dialects.scale_v1 import ScaleV1Dialect
-from completions.dialects.sourcegraph import SourcegraphDialect
-from completions.dialects.sourcegraph_site import site_resources
 from completions.domain.ports import Backend, Clock, Registry, UsageLedger
-from completions.domain.usage import UsageReports
-from completions.metering.dynamodb import FailOpen
-from completions.metering.rollup_queries import DynamoUsageReports
-from completions.registry.dynamodb import list_keys
 from completions.service.complete import CompletionService
 from completions.service.dispatch import RetryPolicy
 from completions.service_bootstrap import (
     build_backend,
     build_ledger,
     build_registry,
+    build_reports,
     build_retries,
     openai_endpoints,
     scale_endpoints,
@@ -37,6 +30,10 @@ from completions.settings import Settings, read_settings
 from completions.snapstart import refresh_after_restore
 from completions.web.app import completions_app, resources_app
 from completions.web.auth import Authenticator, IamAuthenticator, KeyAuthenticator
+from completions.web.framework import FastAPI
+
+if TYPE_CHECKING:
+    from completions.domain.usage import UsageReports
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ class Parts:
     registry: Registry
     backend: Backend
     ledger: UsageLedger
-    reports: UsageReports
+    reports: UsageReports | None
     clock: Clock
     retries: RetryPolicy = field(default_factory=RetryPolicy)
     openai_extra_fields: frozenset[str] = frozenset()
@@ -56,19 +53,30 @@ class Parts:
     requests_at_once: int = 1
 
     @property
-    def authenticator(self) -> Authenticator:
-        """How callers are known."""
-        kind = IamAuthenticator if self.auth_mode == "iam" else KeyAuthenticator
-        return kind(self.registry, self.clock)
-
-    @property
     def service(self) -> CompletionService:
         """The use cases over these parts."""
         return CompletionService(self.registry, self.backend, self.ledger, self.clock, self.retries)
 
 
+@dataclass(frozen=True, slots=True)
+class ReadingParts:
+    """What is needed of them where nothing is completed."""
+
+    registry: Registry
+    reports: UsageReports | None
+    clock: Clock
+    sourcegraph_default_model: str | None = None
+    auth_mode: Literal["keys", "iam"] = "keys"
+    cors_origins: tuple[str, ...] = ()
+
+
 def build_parts(settings: Settings | None = None) -> Parts:
-    """The real parts, from the environment unless ``settings`` are given. Raises ``SettingsError``."""
+    """The real parts but for the reports, from the environment unless ``settings`` are given.
+
+    Raises ``SettingsError``.
+    """
+    from completions.metering.dynamodb import FailOpen  # noqa: PLC0415 - see the module
+
     settings = settings or read_settings()
     clock = SystemClock()
     dynamodb = build_dynamodb_client()
@@ -78,12 +86,7 @@ def build_parts(settings: Settings | None = None) -> Parts:
         registry=build_registry(dynamodb, settings, clock),
         backend=build_backend(sagemaker, settings, clock),
         ledger=build_ledger(dynamodb, settings, clock, FailOpen(settings.metering_fail_open)),
-        reports=DynamoUsageReports(
-            dynamodb,
-            settings.usage_table,
-            clock,
-            lambda: (entry.principal for entry in list_keys(dynamodb, settings.registry_table)),
-        ),
+        reports=None,
         clock=clock,
         retries=build_retries(settings),
         openai_extra_fields=settings.openai_extra_fields,
@@ -94,21 +97,44 @@ def build_parts(settings: Settings | None = None) -> Parts:
     )
 
 
+def build_reading_parts(settings: Settings | None = None, *, with_reports: bool = False) -> ReadingParts:
+    """The real ones, from the environment unless ``settings`` are given. Raises ``SettingsError``."""
+    settings = settings or read_settings()
+    clock = SystemClock()
+    dynamodb = build_dynamodb_client()
+    refresh_after_restore([dynamodb])
+    return ReadingParts(
+        registry=build_registry(dynamodb, settings, clock),
+        reports=build_reports(dynamodb, settings, clock) if with_reports else None,
+        clock=clock,
+        sourcegraph_default_model=settings.sourcegraph_default_model,
+        auth_mode=settings.auth_mode,
+        cors_origins=settings.cors_origins,
+    )
+
+
 def openai_completions_app(parts: Parts | None = None) -> FastAPI:
     """``POST /v1/completions`` and ``/completions``."""
     parts = parts or build_parts()
     return _completions(parts, openai_endpoints(parts.openai_extra_fields))
 
 
-def openai_models_app(parts: Parts | None = None) -> FastAPI:
+def openai_models_app(parts: Parts | ReadingParts | None = None) -> FastAPI:
     """``/v1/models`` and ``/v1/models/{id}``."""
+    from completions.dialects.openai import OpenAIDialect  # noqa: PLC0415 - see the module
+
     dialect = OpenAIDialect()
-    return _resources(parts or build_parts(), dialect, dialect.model_resources())
+    return _resources(parts or build_reading_parts(), dialect, dialect.model_resources())
 
 
-def organization_app(parts: Parts | None = None) -> FastAPI:
-    """``/v1/organization/…``: usage, costs, latency and limits, for admin keys."""
-    parts = parts or build_parts()
+def organization_app(parts: Parts | ReadingParts | None = None) -> FastAPI:
+    """``/v1/organization/…``: usage, costs, latency and limits, for admin keys. ``parts`` must have reports."""
+    from completions.dialects.openai import OpenAIDialect  # noqa: PLC0415 - see the module
+    from completions.dialects.organization import organization_resources  # noqa: PLC0415
+
+    parts = parts or build_reading_parts(with_reports=True)
+    if parts.reports is None:
+        raise TypeError("the app of reports was given no reports")
     return _resources(parts, OpenAIDialect(), organization_resources(parts.reports, parts.clock))
 
 
@@ -122,10 +148,12 @@ def scale_v1_completions_app(parts: Parts | None = None) -> FastAPI:
     return _completions(parts or build_parts(), scale_v1_endpoints())
 
 
-def scale_models_app(parts: Parts | None = None) -> FastAPI:
+def scale_models_app(parts: Parts | ReadingParts | None = None) -> FastAPI:
     """``/v1/llm/model-endpoints`` and ``/v1/llm/model-endpoints/{name}``."""
+    from completions.dialects.scale_v1 import ScaleV1Dialect  # noqa: PLC0415 - see the module
+
     dialect = ScaleV1Dialect(streamed=False)
-    return _resources(parts or build_parts(), dialect, dialect.model_resources())
+    return _resources(parts or build_reading_parts(), dialect, dialect.model_resources())
 
 
 def sourcegraph_completions_app(parts: Parts | None = None) -> FastAPI:
@@ -146,9 +174,12 @@ def every_dialects_completions_app(parts: Parts | None = None) -> FastAPI:
     return _completions(parts, endpoints)
 
 
-def sourcegraph_site_app(parts: Parts | None = None) -> FastAPI:
+def sourcegraph_site_app(parts: Parts | ReadingParts | None = None) -> FastAPI:
     """``/.api/modelconfig/supported-models.json``, ``/.api/client-config`` and ``/.api/graphql``."""
-    parts = parts or build_parts()
+    from completions.dialects.sourcegraph import SourcegraphDialect  # noqa: PLC0415 - see the module
+    from completions.dialects.sourcegraph_site import site_resources  # noqa: PLC0415
+
+    parts = parts or build_reading_parts()
     dialect = SourcegraphDialect(False, parts.sourcegraph_default_model)
     return _resources(parts, dialect, site_resources(parts.sourcegraph_default_model, __version__))
 
@@ -157,14 +188,19 @@ def _completions(parts: Parts, endpoints: Mapping[str, Dialect]) -> FastAPI:
     return completions_app(
         endpoints,
         parts.service,
-        parts.authenticator,
+        _authenticator(parts),
         parts.clock,
         origins=parts.cors_origins,
         requests_at_once=parts.requests_at_once,
     )
 
 
-def _resources(parts: Parts, dialect: Dialect, resources: Sequence[Resource]) -> FastAPI:
+def _authenticator(parts: Parts | ReadingParts) -> Authenticator:
+    kind = IamAuthenticator if parts.auth_mode == "iam" else KeyAuthenticator
+    return kind(parts.registry, parts.clock)
+
+
+def _resources(parts: Parts | ReadingParts, dialect: Dialect, resources: Sequence[Resource]) -> FastAPI:
     return resources_app(
-        dialect, resources, parts.registry, parts.authenticator, parts.clock, origins=parts.cors_origins
+        dialect, resources, parts.registry, _authenticator(parts), parts.clock, origins=parts.cors_origins
     )

@@ -1,13 +1,20 @@
-"""The clock, and boto3's clients as this service wants them. Endpoints and credentials are the environment's."""
+"""The clock, and boto3's clients as this service wants them. Endpoints and credentials are the environment's.
+
+Clients are made by botocore, which is what boto3 makes them by: its own package is for resources and for transfers in
+parts, which nothing here uses, and costs a start some milliseconds.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal
 
-import boto3
+import botocore.session
 from botocore.config import Config
 
 from completions.domain.ports import Clock
@@ -17,8 +24,17 @@ if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_sagemaker_runtime import SageMakerRuntimeClient
+    from mypy_boto3_sqs import SQSClient
+    from mypy_boto3_stepfunctions import SFNClient
 
 _ATTEMPTS = 3
+_MAKING = Lock()
+
+
+@cache
+def session() -> botocore.session.Session:
+    """One for all clients: they share the credentials, and what was read of the descriptions of services."""
+    return botocore.session.get_session()
 
 
 class SystemClock(Clock):
@@ -36,16 +52,7 @@ class SystemClock(Clock):
 
 def build_dynamodb_client() -> DynamoDBClient:
     """Its calls are conditional writes and reads, so the SDK may repeat them."""
-    client = boto3.client(
-        "dynamodb",
-        config=Config(
-            retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
-            connect_timeout=1,
-            read_timeout=3,
-            max_pool_connections=64,
-            tcp_keepalive=True,
-        ),
-    )
+    client: DynamoDBClient = _client("dynamodb", _config(attempts=_ATTEMPTS, connect=1, read=3, validated=False))
     again: Any = _again_after_a_conflict  # an event's handler may answer, whatever its type says
     client.meta.events.register("needs-retry.dynamodb", again)
     return client
@@ -61,27 +68,58 @@ def _again_after_a_conflict(attempts: int, response: tuple[Any, Any] | None, **_
 
 def build_sagemaker_client(settings: Settings) -> SageMakerRuntimeClient:
     """One attempt a call: the SDK would repeat a read timeout, and the GPU would be paid twice."""
-    return boto3.client(
-        "sagemaker-runtime",
-        config=Config(
-            retries={"mode": "standard", "total_max_attempts": 1},
-            connect_timeout=settings.upstream_connect_timeout,
-            read_timeout=settings.upstream_read_timeout,
-            max_pool_connections=64,
-            tcp_keepalive=True,
-        ),
-    )
+    connect, read = settings.upstream_connect_timeout, settings.upstream_read_timeout
+    config = _config(attempts=1, connect=connect, read=read, validated=False)
+    client: SageMakerRuntimeClient = _client("sagemaker-runtime", config)
+    return client
 
 
 def build_s3_client() -> S3Client:
     """For the inputs and answers of asynchronous endpoints: reading again, and putting the same again, is safe."""
-    return boto3.client(
-        "s3",
-        config=Config(
-            retries={"mode": "standard", "total_max_attempts": 3},
-            connect_timeout=1,
-            read_timeout=5,
-            max_pool_connections=64,
-            tcp_keepalive=True,
-        ),
+    client: S3Client = _client("s3", _config(attempts=_ATTEMPTS, connect=1, read=5))
+    return client
+
+
+def build_signing_s3_client() -> S3Client:
+    """For URLs that others open. boto3 would sign them as of old, which opens nothing that KMS has encrypted, and for
+    an address that sends the readers of a new bucket elsewhere."""
+    elsewhere = any(name in os.environ for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"))
+    style: Literal["auto", "virtual"] = "auto" if elsewhere else "virtual"
+    signing = Config(signature_version="s3v4", s3={"addressing_style": style})
+    client: S3Client = _client("s3", _config(attempts=_ATTEMPTS, connect=1, read=5).merge(signing))
+    return client
+
+
+def build_sqs_client() -> SQSClient:
+    """For replies, and for how long messages stay a worker's own. What is sent again may be there twice, which is
+    better than never."""
+    client: SQSClient = _client("sqs", _config(attempts=_ATTEMPTS, connect=1, read=5))
+    return client
+
+
+def build_events_client() -> Any:
+    """EventBridge, for replies, sent as by SQS."""
+    return _client("events", _config(attempts=_ATTEMPTS, connect=1, read=5))
+
+
+def build_state_machine_client() -> SFNClient:
+    """For starting executions, each under a name of its own: to start one again is safe."""
+    client: SFNClient = _client("stepfunctions", _config(attempts=_ATTEMPTS, connect=1, read=5))
+    return client
+
+
+def _client(service: str, config: Config) -> Any:
+    with _MAKING:  # to use a client is for many threads, to make one is not
+        return session().create_client(service, config=config)
+
+
+def _config(*, attempts: int, connect: float, read: float, validated: bool = True) -> Config:
+    """What is not ``validated`` the service checks alone: for calls of every request, whose form is this code's own."""
+    return Config(
+        retries={"mode": "standard", "total_max_attempts": attempts},
+        connect_timeout=connect,
+        read_timeout=read,
+        max_pool_connections=64,
+        tcp_keepalive=True,
+        parameter_validation=validated,
     )

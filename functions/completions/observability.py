@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from aws_lambda_powertools import Logger
-from aws_lambda_powertools.metrics import EphemeralMetrics
+
+if TYPE_CHECKING:
+    from aws_lambda_powertools.metrics import EphemeralMetrics
 
 NAMESPACE: Final = "completions"
 """CloudWatch's, of all metrics."""
@@ -24,4 +26,6 @@ for chatty in ("boto3", "botocore", "urllib3"):
 
 def new_metrics() -> EphemeralMetrics:
     """Metrics that share nothing with others; those that are not flushed are forgotten."""
+    from aws_lambda_powertools.metrics import EphemeralMetrics  # noqa: PLC0415 - few functions measure anything
+
     return EphemeralMetrics(namespace=NAMESPACE, service=SERVICE)

@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from completions.dialects.openai_wire import EXTRA_FIELDS
+from completions.dialects.extra_fields import EXTRA_FIELDS
 
 _ORIGIN: Final = re.compile(r"([a-z][a-z0-9+.-]*)://(?:\[[0-9a-f:]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?")
 _OWN_PORTS: Final = {("http", "80"), ("https", "443")}
@@ -22,7 +22,8 @@ class SettingsError(Exception):
 class Settings(BaseModel):
     """Variables by their own names, lower-cased. AWS's (region, credentials, ``AWS_ENDPOINT_URL_*``) are boto3's."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    # built when it is read: a function reads one of these classes
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
     registry_table: str = Field(min_length=1)
     usage_table: str = Field(min_length=1)
@@ -108,6 +109,8 @@ class PipelineSettings(Settings):
     """The key that pays for an event that names none; without it, such an event is refused."""
     pipeline_retention_days: int = Field(default=30, ge=1)
     """How long batches, files and marks of delivery are kept; the bucket's lifecycle rules say the same."""
+    queue_visibility_seconds: int = Field(default=960, ge=3, le=43_200)
+    """``VisibilityTimeout`` of the queue of requests: how long it gives a message to nobody else."""
     batch_state_machine: str | None = None
     """The ARN of the state machine that runs batches, for those who start them."""
     batch_most_lines: int = Field(default=50_000, ge=1)
@@ -118,6 +121,8 @@ class PipelineSettings(Settings):
     """Lines that a worker asks the model side by side."""
     batch_workers: int = Field(default=10, ge=1)
     """Workers of one batch that run side by side."""
+    batch_tolerated_failure_percentage: float = Field(default=100, ge=0, le=100)
+    """Share of a batch's parts that may be given up before the others are."""
     batch_tokens_per_minute: int | None = Field(default=None, ge=1)
     """The pace of one batch, shared by its workers, so that what is interactive finds the model free."""
 

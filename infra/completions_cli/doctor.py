@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 _FAILED: Final = 1
 _CANNOT: Final = 2
 _COLOURS: Final = {"ok": "green", "warning": "yellow", "failed": "bold red", "not checked": "dim"}
-_EXPORTS: Final = {"REGISTRY_TABLE": "RegistryTableName", "USAGE_TABLE": "UsageTableName", "BASE_URL": "BaseUrl"}
+_EXPORTS: Final = {
+    "REGISTRY_TABLE": "RegistryTableName",
+    "USAGE_TABLE": "UsageTableName",
+    "BASE_URL": "BaseUrl",
+    "COMPLETIONS_BASE_URL": "BaseUrl",
+    "PIPELINE_BUCKET": "PipelineBucketName",
+}
 
 doctor = typer.Typer(help=__doc__, invoke_without_command=True)
 

@@ -12,7 +12,10 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 # botocore calls these services otherwise than IAM does
 _IAM_NAMES: Final = {"service-quotas": "servicequotas"}
-_IAM_ACTIONS: Final = {("apigateway", "get_account"): "apigateway:GET"}
+_IAM_ACTIONS: Final = {
+    ("apigateway", "get_account"): "apigateway:GET",
+    ("s3", "get_bucket_lifecycle_configuration"): "s3:GetLifecycleConfiguration",
+}
 _REFUSED_ACTION: Final = re.compile(r"not authorized to perform: ([\w-]+:\w+)")
 _DENIED: Final = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedException", "UnauthorizedOperation"})
 _MOST_SAID: Final = 200

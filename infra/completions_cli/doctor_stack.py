@@ -135,16 +135,43 @@ def form(plan: Plan, _: Aws, stack: DeployedStack) -> Findings:
 
 
 def tables(_: Plan, aws: Aws, stack: DeployedStack) -> Findings:
-    """Whether both tables are there, with what guards their items and what moves them on."""
-    for output, is_usage in (("RegistryTableName", False), ("UsageTableName", True)):
+    """Whether the tables are there, with what guards their items and what moves them on."""
+    for output, streams, expires in (
+        ("RegistryTableName", False, False),
+        ("UsageTableName", True, True),
+        ("PipelineTableName", False, True),
+    ):
         name = stack.outputs.get(output)
         if name is None:
-            yield failed(f"the stack has no output {output}", "is it a stack of this template?")
+            yield _no_output(output)
             continue
         try:
-            yield _table(aws, name, is_usage)
+            yield _table(aws, name, streams=streams, expires=expires)
         except NotAnsweredError as error:
             yield not_answered(error, name)
+
+
+def bucket(_: Plan, aws: Aws, stack: DeployedStack) -> Findings:
+    """Whether the pipelines' bucket is there, and forgets what is in it."""
+    name = stack.outputs.get("PipelineBucketName")
+    if name is None:
+        yield _no_output("PipelineBucketName")
+        return
+    try:
+        rules = aws.ask("s3", "get_bucket_lifecycle_configuration", Bucket=name)["Rules"]
+    except NotAnsweredError as error:
+        if error.code == "NoSuchBucket":
+            yield failed("it is gone", f"aws s3 mb s3://{name} makes it again; {_drift(stack)} what it lacks", name)
+        elif error.code == "NoSuchLifecycleConfiguration":
+            yield warning("nothing in it ends, and that is prompts and completions", f"{_drift(stack)} it", name)
+        else:
+            yield not_answered(error, name)
+        return
+    days = [rule["Expiration"]["Days"] for rule in rules if "Days" in rule.get("Expiration", {})]
+    if days:
+        yield ok(f"what is in it ends after {min(days)} days", name)
+    else:
+        yield warning("nothing in it ends, and that is prompts and completions", f"{_drift(stack)} it", name)
 
 
 def models(plan: Plan, aws: Aws, stack: DeployedStack) -> Findings:
@@ -176,7 +203,7 @@ def health(_: Plan, __: Aws, stack: DeployedStack) -> Findings:
     base_url = stack.outputs.get("BaseUrl", "")
     url = f"{base_url}/healthz"
     if not base_url.startswith(("https://", "http://")):
-        yield failed("the stack has no output BaseUrl", "is it a stack of this template?")
+        yield _no_output("BaseUrl")
         return
     try:
         # the scheme is looked at above
@@ -215,17 +242,26 @@ TO_BE_DEPLOYED: Final = (Check("form", form),)
 DEPLOYED: Final = (
     Check("parameters in force", in_force),
     Check("table", tables),
+    Check("bucket", bucket),
     Check("model", models),
     Check("API", health),
     Check("alarm", alarms),
 )
 
 
+def _no_output(name: str) -> Finding:
+    return failed(f"the stack has no output {name}", "is it a stack of this template?")
+
+
+def _drift(stack: DeployedStack) -> str:
+    return f"aws cloudformation detect-stack-drift on the stack Pipelines within {stack.name} then names"
+
+
 def _events(stack: str) -> str:
     return f"aws cloudformation describe-stack-events --stack-name {stack}"
 
 
-def _table(aws: Aws, name: str, is_usage: bool) -> Finding:
+def _table(aws: Aws, name: str, *, streams: bool, expires: bool) -> Finding:
     try:
         table = aws.ask("dynamodb", "describe_table", TableName=name)["Table"]
     except NotAnsweredError as error:
@@ -239,9 +275,9 @@ def _table(aws: Aws, name: str, is_usage: bool) -> Finding:
         )
     if table["TableStatus"] not in ("ACTIVE", "UPDATING"):
         return failed(table["TableStatus"], "wait, or see DynamoDB's console", name)
-    if is_usage and not table.get("StreamSpecification", {}).get("StreamEnabled"):
+    if streams and not table.get("StreamSpecification", {}).get("StreamEnabled"):
         return failed("it has no stream, so nothing is added to the roll-ups", "deploy anew", name)
-    lacking = list(_lacking(aws, name, is_usage))
+    lacking = list(_lacking(aws, name, expires))
     guard = "deletion protection" if table.get("DeletionProtectionEnabled") else "no deletion protection"
     if lacking:
         return warning(
@@ -250,12 +286,12 @@ def _table(aws: Aws, name: str, is_usage: bool) -> Finding:
     return ok(f"{table['TableStatus']}, {table.get('ItemCount', 0):,} items some hours ago, {guard}", name)
 
 
-def _lacking(aws: Aws, name: str, is_usage: bool) -> Iterator[str]:
+def _lacking(aws: Aws, name: str, expires: bool) -> Iterator[str]:
     backups = aws.ask("dynamodb", "describe_continuous_backups", TableName=name)["ContinuousBackupsDescription"]
     recovery = backups.get("PointInTimeRecoveryDescription", {}).get("PointInTimeRecoveryStatus")
     if recovery != "ENABLED":
         yield "no point-in-time recovery"
-    if is_usage:
+    if expires:
         expiry = aws.ask("dynamodb", "describe_time_to_live", TableName=name)["TimeToLiveDescription"]
         if expiry.get("TimeToLiveStatus") not in ("ENABLED", "ENABLING"):
             yield "no expiry, so records stay for ever"

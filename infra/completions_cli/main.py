@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from completions_cli.batch import batch
 from completions_cli.doctor import doctor
 from completions_cli.keys import keys
 from completions_cli.models import models
@@ -18,6 +19,7 @@ app.add_typer(keys, name="keys")
 app.add_typer(models, name="models")
 app.command()(probe)
 app.add_typer(usage, name="usage")
+app.add_typer(batch, name="batch")
 app.command()(openapi)
 app.add_typer(doctor, name="doctor")
 

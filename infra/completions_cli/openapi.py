@@ -76,9 +76,9 @@ def documentations() -> tuple[Documentation, ...]:
 def build_document() -> dict[str, Any]:
     """All apps' documents in one. Raises ``ValueError`` when a route or its documentation lacks the other."""
     from completions import __version__  # noqa: PLC0415 - not for --help
-    from completions.dialects import organization_schema  # noqa: PLC0415
+    from completions.dialects import openai_batches_schema, organization_schema  # noqa: PLC0415
 
-    published = (*documentations(), organization_schema.DOCUMENTATION)
+    published = (*documentations(), openai_batches_schema.DOCUMENTATION, organization_schema.DOCUMENTATION)
     operations = {_HEALTH: (_health(), ()), _DASHBOARD: (_dashboard(), ())} | {
         place: (operation, tuple(one.security)) for one in published for place, operation in one.operations.items()
     }
@@ -105,22 +105,26 @@ def build_document() -> dict[str, Any]:
 
 def _apps() -> list[FastAPI]:
     """Built of no parts at all: nothing is asked of them before the first request."""
-    from completions import bootstrap  # noqa: PLC0415 - not for --help
+    from completions import batches_bootstrap, bootstrap  # noqa: PLC0415 - not for --help
 
     nothing: Any = None
+    batches = batches_bootstrap.BatchParts(registry=nothing, batches=nothing, clock=nothing)
     parts = bootstrap.Parts(registry=nothing, backend=nothing, ledger=nothing, reports=nothing, clock=nothing)
     return [
-        build(parts)
-        for build in (
-            bootstrap.openai_completions_app,
-            bootstrap.openai_models_app,
-            bootstrap.organization_app,
-            bootstrap.scale_completions_app,
-            bootstrap.scale_v1_completions_app,
-            bootstrap.scale_models_app,
-            bootstrap.sourcegraph_completions_app,
-            bootstrap.sourcegraph_site_app,
-        )
+        batches_bootstrap.batches_app(batches),
+        *(
+            build(parts)
+            for build in (
+                bootstrap.openai_completions_app,
+                bootstrap.openai_models_app,
+                bootstrap.organization_app,
+                bootstrap.scale_completions_app,
+                bootstrap.scale_v1_completions_app,
+                bootstrap.scale_models_app,
+                bootstrap.sourcegraph_completions_app,
+                bootstrap.sourcegraph_site_app,
+            )
+        ),
     ]
 
 
@@ -162,7 +166,7 @@ def _document(route: APIRoute, operations: Mapping[tuple[str, str], tuple[Operat
 
 
 def _extra(operation: Operation, security: Sequence[str]) -> dict[str, Any]:
-    from completions.dialects.documentation import JSON, ref  # noqa: PLC0415 - not for --help
+    from completions.dialects.documentation import ref  # noqa: PLC0415 - not for --help
 
     extra: dict[str, Any] = {}
     if security:
@@ -173,7 +177,7 @@ def _extra(operation: Operation, security: Sequence[str]) -> dict[str, Any]:
         media: dict[str, Any] = {"schema": ref(operation.request)}
         if operation.example is not None:
             media["example"] = operation.example
-        extra["requestBody"] = {"required": True, "content": {JSON: media}}
+        extra["requestBody"] = {"required": True, "content": {operation.request_media: media}}
     return extra
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 import time
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -59,6 +61,9 @@ def serve(  # noqa: PLR0917 - every argument is an option of the command
         str | None, typer.Option(help="A DynamoDB to use instead of moto's, as http://127.0.0.1:8000.")
     ] = None,
     template: Annotated[Path, typer.Option(help="The SAM template whose routes are served.")] = Path("template.yaml"),
+    retry_factor: Annotated[
+        float, typer.Option(min=0, max=1, help="How much is waited here of the pipelines' waits between two attempts.")
+    ] = 0.1,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every request, as Lambda would.")] = False,
 ) -> None:
     """Run gateway, handlers, SageMaker stand-in, model and DynamoDB here, until Ctrl-C."""
@@ -83,6 +88,7 @@ def serve(  # noqa: PLR0917 - every argument is an option of the command
         upstream_family=upstream_family,
         upstream_key=upstream_key,
         gguf=gguf,
+        retry_factor=retry_factor,
     )
 
     stopped = threading.Event()
@@ -102,6 +108,14 @@ def serve(  # noqa: PLR0917 - every argument is an option of the command
     except (FolderTakenError, PortTakenError, TemplateError, LlamaMissingError, StackError) as error:
         typer.echo(f"completions serve: {error}", err=True)
         raise typer.Exit(1) from None
+    _leave_what_works()
+
+
+def _leave_what_works() -> None:
+    """End the process now if a function is still at work: an executor's threads would hold it to their own end."""
+    if threading.active_count() > 1:
+        sys.stdout.flush()
+        os._exit(0)
 
 
 def _check_options(upstream: str | None, gguf: Path | None, names_upstream: bool) -> None:
@@ -129,7 +143,7 @@ Completions gateway, local: {model_name}.
   API key   {key}
   models    {", ".join(models)}
   faults    PUT {sagemaker_url}/faults/{models[0]}
-
+{_pipelines_line(stack.environment)}
 curl -sN {base_url}/v1/completions -H 'Authorization: Bearer {key}' \\
   -d '{body[:-1]}, "stream": true}}'
 
@@ -138,3 +152,12 @@ client = OpenAI(base_url="{base_url}/v1", api_key="{key}")
 for chunk in client.completions.create(model="{models[0]}", prompt="def main():\\n", max_tokens=48, stream=True):
     print(chunk.choices[0].text, end="", flush=True)
 """
+
+
+def _pipelines_line(environment: Mapping[str, str]) -> str:
+    """Where requests come in by events; the bucket's and the queue's service is one."""
+    if "PIPELINE_BUCKET" not in environment:
+        return ""
+    place = f"s3://{environment['PIPELINE_BUCKET']}/input/{environment['PIPELINE_KEY_ID']}/*.jsonl"
+    url = environment["AWS_ENDPOINT_URL_S3"]
+    return f"  pipelines {place}, queue CompletionRequests, bus {environment['PIPELINE_BUS']}, all at {url}\n"

@@ -120,12 +120,19 @@ asyncio.get_event_loop().close()
     assert ledger.settled("artifact").completion_tokens == answer["usage"]["completion_tokens"]
 
 
+HANDED_ON = "session().create_client(service, config=config)"
+"""Where all of them are made, of the service that each one's own function names."""
+
+
 def services_called() -> set[str]:
     """The services that the code makes clients of."""
     called = set()
     for path in (ROOT / "functions" / "completions").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".client", ".resource")):
+            if not isinstance(node, ast.Call) or not node.args or ast.unparse(node) == HANDED_ON:
+                continue
+            name = ast.unparse(node.func)
+            if name == "_client" or name.endswith((".client", ".create_client", ".resource")):
                 assert isinstance(node.args[0], ast.Constant), f"{path}:{node.lineno}: a service without a plain name"
                 called.add(str(node.args[0].value))
     return called

@@ -32,6 +32,9 @@ EVERYTHING: Final = {
     "DomainName": "completions.example.com",
     "CertificateArn": "arn:aws:acm:us-east-1:123456789012:certificate/1",
     "HostedZoneId": "Z1",
+    "ReplyBucketPattern": "completions-replies-*",
+    "ReplyBusPattern": "completions-replies-*",
+    "ReplyQueuePattern": "completions-replies-*",
     "UsagePlanRate": "10",
     "WafRequestsPerFiveMinutes": "2000",
     "WorkerConcurrency": "2",
@@ -123,7 +126,10 @@ def test_every_skip_has_a_reason(findings: dict[str, Findings], form: str) -> No
 def test_the_skipped_rules_are_these(findings: dict[str, Findings]) -> None:
     skipped = {rule for one in findings.values() for rule, _ in one.skipped}
     assert skipped == {
-        "CKV_AWS_27",  # keys of one's own in KMS: for queues,
+        "CKV_AWS_18",  # a log of the bucket's reads
+        "CKV_AWS_21",  # versions of what is in it: prompts that are gone are to be gone
+        "CKV_AWS_26",  # keys of one's own in KMS: for topics,
+        "CKV_AWS_27",  # queues,
         "CKV_AWS_119",  # tables,
         "CKV_AWS_158",  # log groups
         "CKV_AWS_173",  # and functions' variables
@@ -141,4 +147,5 @@ def test_the_workers_reservation_is_no_skip(findings: dict[str, Findings]) -> No
     # the functions that answer callers share what the account has; the workers can be given some
     skipping = {resource for rule, resource in findings["written"].skipped if rule == "CKV_AWS_115"}
     assert skipping
-    assert not any(worker in resource for resource in skipping for worker in ("UsageRollup", "UsageSweeper"))
+    workers = ("UsageRollup", "UsageSweeper", "BatchS", "BatchWorker", "BatchAssembler", "Queued", "AsyncResults")
+    assert not any(worker in resource for resource in skipping for worker in workers)

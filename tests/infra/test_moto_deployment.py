@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from moto.iam.access_control import IAMPolicyStatement, PermissionResult
 
 from completions.domain.catalog import ModelRoute
 from completions.domain.metering import Principal
 from completions.registry.dynamodb import put_key, put_model
 from completions.web.auth import secret_digest
-from completions_cli.local.moto_server import moto_dynamodb
-from completions_cli.local.stack import LocalStack
 from completions_cli.local.tables import LOCAL_KEY
+from deployed_functions import invoke, needed, permitted, statements
 from ledger_reader import LedgerReader
 from moto_deployment import (
     ARN_OF_FUNCTION,
@@ -29,7 +21,6 @@ from moto_deployment import (
     LEFT_OUT,
     REGION,
     Deployment,
-    deploy,
     follow_streams,
     not_known_to_moto,
 )
@@ -49,7 +40,17 @@ OTHERS: Final = {
     "DashboardFunction": "dashboard",
     "UsageSweeperFunction": "usage_sweeper",
     "HealthFunction": "health",
+    "BatchesFunction": "batches",
 }
+BY_EVENTS: Final = {
+    "BatchStarterFunction": "batch_starter",
+    "BatchSplitterFunction": "batch_splitter",
+    "BatchWorkerFunction": "batch_worker",
+    "BatchAssemblerFunction": "batch_assembler",
+    "QueuedCompletionsFunction": "queued_completions",
+    "AsyncResultsFunction": "async_results",
+}
+FUNCTIONS: Final = COMPLETIONS | OTHERS | BY_EVENTS
 ROUTES: Final = {
     "POST /v1/completions": "OpenAICompletionsFunction",
     "POST /completions": "OpenAICompletionsFunction",
@@ -70,64 +71,18 @@ ROUTES: Final = {
     "GET /v1/organization/costs": "OrganizationUsageFunction",
     "GET /v1/organization/latency": "OrganizationUsageFunction",
     "GET /v1/organization/limits": "OrganizationUsageFunction",
+    "POST /v1/files": "BatchesFunction",
+    "GET /v1/files": "BatchesFunction",
+    "GET /v1/files/{file_id}": "BatchesFunction",
+    "DELETE /v1/files/{file_id}": "BatchesFunction",
+    "GET /v1/files/{file_id}/content": "BatchesFunction",
+    "POST /v1/batches": "BatchesFunction",
+    "GET /v1/batches": "BatchesFunction",
+    "GET /v1/batches/{batch_id}": "BatchesFunction",
+    "POST /v1/batches/{batch_id}/cancel": "BatchesFunction",
     "GET /dashboard": "DashboardFunction",
     "GET /healthz": "HealthFunction",
 }
-# Says which calls of AWS it made, then the handler's answer.
-INVOKE: Final = """
-import json, pkgutil, sys
-from botocore.client import BaseClient
-from completions_cli.local.events import LambdaContext
-calls, made = [], BaseClient._make_api_call
-def call(client, operation, arguments):
-    calls.append((client.meta.service_model.service_name, operation, arguments))
-    return made(client, operation, arguments)
-BaseClient._make_api_call = call
-module, _, name = sys.argv[1].rpartition(".")
-reply = pkgutil.resolve_name(f"{module}:{name}")(json.load(sys.stdin), LambdaContext("function", 29))
-print(json.dumps({"reply": reply, "calls": calls}, default=str))
-"""
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[str]:
-    with moto_dynamodb() as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def deployments(moto: str, stack: LocalStack, project_root: Path) -> dict[str, Deployment]:
-    """Both forms, side by side in one account and region."""
-    urls = {
-        "DynamoDBEndpointUrl": moto,
-        "SageMakerRuntimeEndpointUrl": stack.environment["AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME"],
-    }
-    return {
-        mode: deploy(project_root, moto, f"completions-{mode}", ResponseMode=mode, **urls)
-        for mode in ("streamed", "buffered")
-    }
-
-
-@pytest.fixture(params=["streamed", "buffered"])
-def deployment(request: pytest.FixtureRequest, deployments: dict[str, Deployment]) -> Deployment:
-    return deployments[request.param]
-
-
-@pytest.fixture
-def streamed(deployment: Deployment) -> bool:
-    return deployment.name.endswith("streamed")
-
-
-@cache
-def statements(deployment: Deployment, role: str) -> list[dict[str, Any]]:
-    """What a role of the stack may do."""
-    iam, name = deployment.client("iam"), deployment.names[role]
-    policies = (
-        iam.get_role_policy(RoleName=name, PolicyName=policy)["PolicyDocument"]
-        for policy in iam.list_role_policies(RoleName=name)["PolicyNames"]
-    )
-    # moto says it as Python would
-    return [statement for policy in policies for statement in ast.literal_eval(policy)["Statement"]]
 
 
 def table(deployment: Deployment, name: str) -> dict[str, Any]:
@@ -146,7 +101,7 @@ def test_what_cloudformation_in_moto_cannot_make_is_exactly_this(project_root: P
 
 def test_the_tables_are_keyed_indexed_and_kept(deployment: Deployment) -> None:
     client = deployment.client("dynamodb")
-    for name in ("RegistryTable", "UsageTable"):
+    for name in ("RegistryTable", "UsageTable", "PipelineTable"):
         one = table(deployment, name)
         assert [(key["AttributeName"], key["KeyType"]) for key in one["KeySchema"]] == [("pk", "HASH"), ("sk", "RANGE")]
         assert one["BillingModeSummary"]["BillingMode"] == "PAY_PER_REQUEST"
@@ -161,8 +116,9 @@ def test_the_tables_are_keyed_indexed_and_kept(deployment: Deployment) -> None:
     assert keys == [("day_shard", "HASH"), ("created_at", "RANGE")]
     assert index["Projection"] == {"ProjectionType": "ALL"}
     assert usage["StreamSpecification"] == {"StreamEnabled": True, "StreamViewType": "NEW_AND_OLD_IMAGES"}
-    expiry = client.describe_time_to_live(TableName=usage["TableName"])["TimeToLiveDescription"]
-    assert expiry == {"TimeToLiveStatus": "ENABLED", "AttributeName": "expires_at"}
+    for name in ("UsageTable", "PipelineTable"):
+        expiry = client.describe_time_to_live(TableName=table(deployment, name)["TableName"])["TimeToLiveDescription"]
+        assert expiry == {"TimeToLiveStatus": "ENABLED", "AttributeName": "expires_at"}
 
 
 def test_the_queue_of_failures_keeps_them_for_two_weeks(deployment: Deployment) -> None:
@@ -173,7 +129,7 @@ def test_the_queue_of_failures_keeps_them_for_two_weeks(deployment: Deployment) 
     assert attributes["SqsManagedSseEnabled"] == "true"
 
 
-@pytest.mark.parametrize("function", [*COMPLETIONS, *OTHERS])
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_functions_role_is_its_own_and_names_what_it_may_do(deployment: Deployment, function: str) -> None:
     iam, name = deployment.client("iam"), deployment.names[f"{function}Role"]
     role = iam.get_role(RoleName=name)["Role"]
@@ -181,14 +137,24 @@ def test_a_functions_role_is_its_own_and_names_what_it_may_do(deployment: Deploy
     (trust,) = role["AssumeRolePolicyDocument"]["Statement"]
     assert (trust["Principal"], trust["Action"]) == ({"Service": ["lambda.amazonaws.com"]}, ["sts:AssumeRole"])
     tables = {f"arn:aws:dynamodb:{REGION}:123456789012:table/{deployment.names[f'Tables.{one}']}"
-              for one in ("RegistryTable", "UsageTable")}  # fmt: skip
+              for one in ("RegistryTable", "UsageTable", "PipelineTable")}  # fmt: skip
+    bucket = f"arn:aws:s3:::{deployment.names['Pipelines.PipelineBucket']}"
+    own = f"{REGION}:123456789012:"
+    others = (
+        f"arn:aws:sagemaker:{own}",
+        f"arn:aws:sqs:{own}{deployment.name}-Pipelines-",
+        f"arn:aws:events:{own}event-bus/{deployment.name}",
+        f"arn:aws:states:{own}stateMachine:{deployment.name}-batches",
+    )
     for statement in statements(deployment, f"{function}Role"):
         resources = [statement["Resource"]] if isinstance(statement["Resource"], str) else statement["Resource"]
         for resource in resources:
             if ":dynamodb:" in resource:
                 assert resource.split("/index/")[0] in tables
+            elif ":s3:" in resource:
+                assert resource.removesuffix("/*") == bucket
             else:
-                assert resource.startswith((f"arn:aws:sagemaker:{REGION}:123456789012:", "arn:aws:sqs:")), resource
+                assert resource.startswith(others), resource
 
 
 @pytest.mark.parametrize("function", COMPLETIONS)
@@ -215,17 +181,18 @@ def test_a_completions_function_has_its_modes_handler_layer_and_time(
         assert "AWS_LAMBDA_EXEC_WRAPPER" not in variables
 
 
-@pytest.mark.parametrize("function", OTHERS)
+@pytest.mark.parametrize("function", OTHERS | BY_EVENTS)
 def test_every_other_function_is_the_same_in_both_modes(deployment: Deployment, function: str) -> None:
     one = deployment.configuration(function)
-    assert one["Handler"] == f"completions.handlers.{OTHERS[function]}.handler"
+    assert one["Handler"] == f"completions.handlers.{(OTHERS | BY_EVENTS)[function]}.handler"
     assert (one["Architectures"], one["Layers"]) == (["arm64"], [])
-    assert one["Timeout"] <= 60
+    takes_long = function.startswith(("BatchSplitter", "BatchWorker", "BatchAssembler", "Queued"))
+    assert one["Timeout"] <= (900 if takes_long else 60)
 
 
 def test_the_alias_live_is_the_published_version(deployment: Deployment) -> None:
     client = deployment.client("lambda")
-    for function in (*COMPLETIONS, *OTHERS):
+    for function in FUNCTIONS:
         (alias,) = client.list_aliases(FunctionName=deployment.function(function))["Aliases"]
         assert (alias["Name"], alias["FunctionVersion"]) == ("live", "1")
 
@@ -278,8 +245,9 @@ def test_functions_log_into_one_group_that_forgets_after_thirty_days(deployment:
 def test_settled_records_reach_the_rollup(deployments: dict[str, Deployment]) -> None:
     deployment = deployments["streamed"]
     follow_streams(deployment)
-    (one,) = deployment.client("lambda").list_event_source_mappings()["EventSourceMappings"]
-    assert one["EventSourceArn"] == table(deployment, "UsageTable")["LatestStreamArn"]
+    mappings = deployment.client("lambda").list_event_source_mappings()["EventSourceMappings"]
+    stream = table(deployment, "UsageTable")["LatestStreamArn"]
+    (one,) = [mapping for mapping in mappings if mapping["EventSourceArn"] == stream]
     assert deployment.function("UsageRollupFunction") in one["FunctionArn"]
     assert (one["BatchSize"], one["State"]) == (100, "Enabled")
     asked = deployment.asked["UsageRollupFunctionSettled"]
@@ -307,7 +275,8 @@ def test_the_alarms_watch_the_functions_that_were_made(deployment: Deployment) -
         for dimension in metric.get("Dimensions", metric.get("Metric", {}).get("Dimensions", []))
         if dimension["Name"] == "FunctionName"
     }
-    expected = (*COMPLETIONS, "UsageRollupFunction", "UsageSweeperFunction")
+    workers = ("UsageRollupFunction", "UsageSweeperFunction", "QueuedCompletionsFunction", "BatchWorkerFunction")
+    expected = (*COMPLETIONS, *workers)
     assert watched == {deployment.function(one) for one in expected}
 
 
@@ -323,37 +292,12 @@ def test_a_deployment_goes_back_on_alarms_that_there_are(deployment: Deployment)
     codedeploy, there = deployment.client("codedeploy"), deployment.client("cloudwatch")
     names = {one["AlarmName"] for one in there.describe_alarms(AlarmNamePrefix=deployment.name)["MetricAlarms"]}
     groups = codedeploy.list_deployment_groups(applicationName=deployment.name)["deploymentGroups"]
-    assert {one.removesuffix("DeploymentGroup") for one in groups} == {*COMPLETIONS, *OTHERS}
+    assert {one.removesuffix("DeploymentGroup") for one in groups} == set(FUNCTIONS)
     for group in groups:
         # moto takes a group's alarms and does not say them
         watched = {one["Name"] for one in deployment.asked[group]["AlarmConfiguration"]["Alarms"]}
         assert watched, group
         assert watched <= names
-
-
-def permitted(deployment: Deployment, role: str, action: str, resource: str) -> bool:
-    answers = [IAMPolicyStatement(one).is_action_permitted(action, resource) for one in statements(deployment, role)]
-    return PermissionResult.PERMITTED in answers and PermissionResult.DENIED not in answers
-
-
-def needed(service: str, operation: str, arguments: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The actions and resources of a call, as IAM sees them."""
-    prefix = f"arn:aws:{service}:{REGION}:123456789012:"
-    if service == "sagemaker-runtime":
-        yield (
-            f"sagemaker:{operation}",
-            f"arn:aws:sagemaker:{REGION}:123456789012:endpoint/{arguments['EndpointName']}",
-        )
-    elif operation == "TransactWriteItems":
-        for item in arguments["TransactItems"]:
-            for verb, one in item.items():
-                yield f"dynamodb:{verb.removesuffix('Item')}Item", f"{prefix}table/{one['TableName']}"
-    elif operation.startswith("Batch"):
-        for name in arguments["RequestItems"]:
-            yield f"dynamodb:{operation}", f"{prefix}table/{name}"
-    else:
-        index = f"/index/{arguments['IndexName']}" if "IndexName" in arguments else ""
-        yield f"dynamodb:{operation}", f"{prefix}table/{arguments['TableName']}{index}"
 
 
 def test_the_function_answers_on_what_was_deployed_and_needs_no_more_than_its_role(
@@ -366,29 +310,16 @@ def test_the_function_answers_on_what_was_deployed_and_needs_no_more_than_its_ro
     put_key(client, variables["REGISTRY_TABLE"], secret_digest(LOCAL_KEY), Principal("key-1", "alice"))
     route = ModelRoute("demo", "demo", "vllm", context_length=8192, created=1_700_000_000)
     put_model(client, variables["REGISTRY_TABLE"], route)
-    event = (project_root / "events/openai_completions.json").read_text()
+    event = json.loads((project_root / "events/openai_completions.json").read_text())
 
-    outer = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    own = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_REGION": REGION}
-    paths = os.pathsep.join(str(project_root / one) for one in ("functions", "infra"))
-    done = subprocess.run(
-        [sys.executable, "-c", INVOKE, one["Handler"]],
-        env={**outer, **own, "AWS_DEFAULT_REGION": REGION, "PYTHONPATH": paths, **variables},
-        input=event,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
+    said = invoke(deployment, "OpenAICompletionsFunction", event)
 
-    assert said["reply"]["statusCode"] == 200, said
-    usage = json.loads(said["reply"]["body"])["usage"]
+    assert said.reply["statusCode"] == 200, said
+    usage = json.loads(said.reply["body"])["usage"]
     assert usage["completion_tokens"] == 24
-    record = LedgerReader(client, variables["USAGE_TABLE"]).settled(json.loads(event)["requestContext"]["requestId"])
+    record = LedgerReader(client, variables["USAGE_TABLE"]).settled(event["requestContext"]["requestId"])
     assert (record.model, record.owner, record.completion_tokens) == ("demo", "alice", 24)
-    wanted = {pair for call in said["calls"] for pair in needed(*call)}
+    wanted = {pair for call in said.calls for pair in needed(*call)}
     assert {action.split(":")[0] for action, _ in wanted} == {"dynamodb", "sagemaker"}
     for action, resource in wanted:
         assert permitted(deployment, "OpenAICompletionsFunctionRole", action, resource), (action, resource)

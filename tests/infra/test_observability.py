@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 
-from completions.metering.record_metrics import MODEL_DIMENSION, SWEEP_METRICS, RecordMetric
+from completions.metering.record_metrics import MODEL_DIMENSION, RecordMetric
+from completions.metering.sweep_metrics import SWEEP_METRICS
 from completions.observability import NAMESPACE
 from completions_cli.local.template import load_template
 from moto_services import moto_services
 from observability_stack import ALL_GIVEN, ENDPOINT, GIVEN, TOPIC, Resolved
+
+STATE_MACHINE = "arn:aws:states:eu-west-1:123456789012:stateMachine:gateway-batches"
 
 COMPLETIONS = {
     "OpenAICompletions": "openai-fn",
@@ -24,11 +27,14 @@ COMPLETIONS = {
     "ScaleV1Completions": "scale-v1-fn",
     "SourcegraphCompletions": "sourcegraph-fn",
 }
+BY_EVENTS = {"QueuedCompletions": "queue-fn", "BatchWorker": "worker-fn"}
 ALWAYS = {
     "ApiErrorsAlarm",
     *(f"{name}{kind}Alarm" for name in COMPLETIONS for kind in ("Errors", "Throttles")),
     *("FirstTokenAlarm", "LostRequestsAlarm", "ReservationLeaksAlarm", "SweeperErrorsAlarm", "SweeperMissingAlarm"),
     *("RollupErrorsAlarm", "RollupAgeAlarm", "RollupFailuresAlarm"),
+    *(f"{name}ErrorsAlarm" for name in BY_EVENTS),
+    *("CompletionRequestFailuresAlarm", "CompletionRequestsAgeAlarm", "BatchStartFailuresAlarm", "BatchFailuresAlarm"),
     *(f"{table}{kind}Alarm" for table in ("UsageTable", "RegistryTable") for kind in ("Errors", "Throttles")),
 }
 WITH_ENDPOINT = {"EndpointErrorsAlarm", "EndpointLatencyAlarm"}
@@ -37,7 +43,18 @@ AMAZONS = {
     "AWS/ApiGateway": {"Count", "4XXError", "5XXError", "Latency"},
     "AWS/Lambda": {"Invocations", "Errors", "Throttles", "ConcurrentExecutions", "IteratorAge"},
     "AWS/DynamoDB": {"ThrottledRequests", "SystemErrors", "ReadThrottleEvents", "WriteThrottleEvents"},
-    "AWS/SQS": {"ApproximateNumberOfMessagesVisible"},
+    "AWS/SQS": {
+        "ApproximateAgeOfOldestMessage",
+        "ApproximateNumberOfMessagesNotVisible",
+        "ApproximateNumberOfMessagesVisible",
+    },
+    "AWS/States": {
+        "ExecutionsAborted",
+        "ExecutionsFailed",
+        "ExecutionsStarted",
+        "ExecutionsSucceeded",
+        "ExecutionsTimedOut",
+    },
     "AWS/SageMaker": {"ModelLatency", "Invocation4XXErrors", "Invocation5XXErrors"},
     "/aws/sagemaker/Endpoints": {"GPUUtilization", "GPUMemoryUtilization"},
 }
@@ -167,6 +184,27 @@ def test_every_alarm_watches_a_metric_that_somebody_writes(everything: Resolved)
             {"QueueName": "failures-queue"},
             0,
         ),
+        (
+            "CompletionRequestFailuresAlarm",
+            "AWS/SQS",
+            "ApproximateNumberOfMessagesVisible",
+            {"QueueName": "given-up-queue"},
+            0,
+        ),
+        (
+            "BatchStartFailuresAlarm",
+            "AWS/SQS",
+            "ApproximateNumberOfMessagesVisible",
+            {"QueueName": "unstarted-queue"},
+            0,
+        ),
+        (
+            "CompletionRequestsAgeAlarm",
+            "AWS/SQS",
+            "ApproximateAgeOfOldestMessage",
+            {"QueueName": "requests-queue"},
+            3600,
+        ),
         *(
             (f"{name}ThrottlesAlarm", "AWS/Lambda", "Throttles", {"FunctionName": function}, 0)
             for name, function in COMPLETIONS.items()
@@ -201,6 +239,20 @@ def test_times_of_alarms(everything: Resolved) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "seconds"), [*((name, 600) for name in COMPLETIONS), *((name, 900) for name in BY_EVENTS)]
+)
+def test_an_alarm_looks_back_to_when_an_invocation_that_timed_out_began(
+    everything: Resolved, name: str, seconds: int
+) -> None:
+    # Lambda dates an error there, and says it when the invocation is over
+    alarm = everything.alarms[f"{name}ErrorsAlarm"]
+    (period,) = {one["MetricStat"]["Period"] for one in alarm["Metrics"] if "MetricStat" in one}
+    # the last period may have just begun
+    assert (alarm["EvaluationPeriods"] - 1) * period >= seconds
+    assert alarm["DatapointsToAlarm"] == 1
+
+
+@pytest.mark.parametrize(
     ("alarm", "expression", "wanted", "where", "threshold"),
     [
         (
@@ -218,11 +270,22 @@ def test_times_of_alarms(everything: Resolved) -> None:
                 {"FunctionName": function},
                 1,
             )
-            for name, function in COMPLETIONS.items()
+            for name, function in (COMPLETIONS | BY_EVENTS).items()
+        ),
+        (
+            "BatchFailuresAlarm",
+            "SUM([failed, timed_out, aborted])",
+            {
+                "failed": ("AWS/States", "ExecutionsFailed"),
+                "timed_out": ("AWS/States", "ExecutionsTimedOut"),
+                "aborted": ("AWS/States", "ExecutionsAborted"),
+            },
+            {"StateMachineArn": STATE_MACHINE},
+            0,
         ),
     ],
 )
-def test_a_share_is_computed_where_there_is_enough_to_compute_it_of(
+def test_an_alarm_computes_what_no_metric_says(
     everything: Resolved,
     alarm: str,
     expression: str,
@@ -231,8 +294,8 @@ def test_a_share_is_computed_where_there_is_enough_to_compute_it_of(
     threshold: int,
 ) -> None:
     found = everything.alarms[alarm]
-    share, *parts = found["Metrics"]
-    assert (share["Expression"], share.get("ReturnData", True)) == (expression, True)
+    computed, *parts = found["Metrics"]
+    assert (computed["Expression"], computed.get("ReturnData", True)) == (expression, True)
     assert (found["Threshold"], found["ComparisonOperator"]) == (threshold, "GreaterThanThreshold")
     assert {part["Id"] for part in parts} == set(wanted)
     for part in parts:
@@ -262,7 +325,7 @@ def test_operations_and_variants_are_added_up_by_a_query(
 def test_a_deployment_can_roll_back_on_the_alarms_of_its_function_and_of_the_api(everything: Resolved) -> None:
     assert everything.outputs == {
         "ApiErrorsAlarm": "ApiErrorsAlarm",
-        **{f"{name}ErrorsAlarm": f"{name}ErrorsAlarm" for name in COMPLETIONS},
+        **{f"{name}ErrorsAlarm": f"{name}ErrorsAlarm" for name in COMPLETIONS | BY_EVENTS},
         "DashboardName": "Dashboard",
     }
 
@@ -333,7 +396,7 @@ def test_the_dashboard_shows_what_an_operator_looks_for(everything: Resolved) ->
     throttled = next(widget for widget in widgets(everything) if widget["title"] == "Throttles")
     where = [tuple(sorted(found[2].values())) for found in shown(throttled)]
     assert where.count(("usage-table",)) == where.count(("registry-table",)) == 2
-    assert {(function,) for function in COMPLETIONS.values()} <= set(where)
+    assert {(function,) for function in (COMPLETIONS | BY_EVENTS).values()} <= set(where)
 
 
 def test_labels_keep_cloudwatchs_own_variables(everything: Resolved) -> None:

@@ -31,6 +31,17 @@ STREAMING = {
     "/.api/completions/stream": "SourcegraphCompletionsFunction",
 }
 OPEN_ROUTES = {"/healthz", "/dashboard"}
+WORKERS = {
+    "UsageRollupFunction",
+    "UsageSweeperFunction",
+    "BatchStarterFunction",
+    "BatchSplitterFunction",
+    "BatchWorkerFunction",
+    "BatchAssemblerFunction",
+    "QueuedCompletionsFunction",
+    "AsyncResultsFunction",
+}
+"""What nobody waits for at the other end of a connection."""
 MANAGED = {"Compute": "managed-instances", "ManagedSubnetIds": "subnet-1,subnet-2", "ManagedSecurityGroupIds": "sg-1"}
 FORMS: list[dict[str, str]] = [
     *(
@@ -47,6 +58,7 @@ FORMS: list[dict[str, str]] = [
     {"DomainName": "completions.example.com", "CertificateArn": "arn:aws:acm:x", "HostedZoneId": "Z1"},
     {"WorkerConcurrency": "2", "SnapStart": "PublishedVersions"},
     {"AsyncInputS3Uri": "s3://inputs/x", "AsyncBucketPattern": "inputs"},
+    {"ReplyQueuePattern": "replies-*", "ReplyBucketPattern": "replies-*", "ReplyBusPattern": "replies-*"},
 ]
 
 
@@ -167,12 +179,16 @@ def test_every_handler_of_every_form_exists(stack: LocalStack, every_form: dict[
 
 def test_the_gateway_may_call_each_function_it_names_and_by_the_alias_that_it_names(every_form: dict[str, Any]) -> None:
     named = {uri(one).split("functions/${")[1].split(".Arn}")[0] for _, _, one in operations(every_form)}
-    allowed = set()
-    for permission in of_type(every_form, "AWS::Lambda::Permission").values():
-        assert permission["Principal"] == "apigateway.amazonaws.com"
-        assert permission["Action"] == "lambda:InvokeFunction"
-        allowed.add(permission["FunctionName"]["Ref"].removesuffix("Aliaslive"))
-    assert named == allowed
+    permissions = of_type(every_form, "AWS::Lambda::Permission").values()
+    assert {one["Action"] for one in permissions} == {"lambda:InvokeFunction"}
+    allowed: dict[str, set[str]] = {}
+    for one in permissions:
+        allowed.setdefault(one["Principal"], set()).add(one["FunctionName"]["Ref"].removesuffix("Aliaslive"))
+    assert allowed == {
+        "apigateway.amazonaws.com": named,
+        "events.amazonaws.com": {"AsyncResultsFunction", "BatchStarterFunction"},
+        "sns.amazonaws.com": {"AsyncResultsFunction"},
+    }
     aliases = of_type(every_form, "AWS::Lambda::Alias")
     assert {f"{name}Aliaslive" for name in named} <= set(aliases)
     assert {one["Name"] for one in aliases.values()} == {"live"}
@@ -202,6 +218,8 @@ def test_new_code_goes_back_when_an_alarm_rings(project_root: Path, form: dict[s
             assert f"Outputs.{name.replace('FunctionDeploymentGroup', '')}ErrorsAlarm" in alarms
         if name == "ManagedCompletionsFunctionDeploymentGroup":
             assert "Outputs.OpenAICompletionsErrorsAlarm" in alarms
+        if name in ("QueuedCompletionsFunctionDeploymentGroup", "BatchWorkerFunctionDeploymentGroup"):
+            assert f"Outputs.{name.replace('FunctionDeploymentGroup', '')}ErrorsAlarm" in alarms
 
 
 @pytest.mark.parametrize(
@@ -308,20 +326,20 @@ def test_what_is_optional_is_there_when_asked_for_and_not_before(project_root: P
         assert name in deployed(project_root, **form)
 
 
-@pytest.mark.parametrize(("given", "reserved"), [("0", None), ("3", "3")])
-def test_workers_keep_concurrency_when_told_and_functions_that_serve_never_do(
-    project_root: Path, given: str, reserved: str | None
-) -> None:
-    resources = deployed(project_root, WorkerConcurrency=given)
-    workers = {"UsageRollupFunction", "UsageSweeperFunction"}
+@pytest.mark.parametrize("given", ["0", "3"])
+def test_workers_keep_concurrency_when_told_and_functions_that_serve_never_do(project_root: Path, given: str) -> None:
+    resources = deployed(project_root, WorkerConcurrency=given, QueueConcurrency="5", BatchWorkers="7")
+    # as much as they are sent at once: what is turned away unread spends its tries
+    kept = dict.fromkeys(WORKERS, "3") | {"QueuedCompletionsFunction": "5", "BatchWorkerFunction": "7"}
     for name, function in of_type(resources, FUNCTION).items():
-        assert function.get("ReservedConcurrentExecutions") == (reserved if name in workers else None), name
+        reserved = kept.get(name) if given != "0" else None
+        assert function.get("ReservedConcurrentExecutions") == reserved, name
 
 
 def test_snapshots_are_for_functions_that_somebody_waits_for(project_root: Path) -> None:
     resources = deployed(project_root, SnapStart="PublishedVersions")
     waited_for = {name for name, one in of_type(resources, FUNCTION).items() if one.get("SnapStart")}
-    assert waited_for == set(of_type(resources, FUNCTION)) - {"UsageRollupFunction", "UsageSweeperFunction"}
+    assert waited_for == set(of_type(resources, FUNCTION)) - WORKERS
 
 
 def test_nested_stacks_get_parameters_that_they_have(project_root: Path) -> None:
@@ -367,10 +385,14 @@ def test_a_schedule_has_no_name_for_another_stack_may_have_one(every_form: dict[
     assert not any("Name" in one for one in schedules.values())
 
 
-def test_managed_policies_let_functions_write_logs_and_traces_and_read_streams(every_form: dict[str, Any]) -> None:
+def test_managed_policies_let_functions_write_logs_and_traces_and_read_their_source(every_form: dict[str, Any]) -> None:
     always = {"service-role/AWSLambdaBasicExecutionRole", "AWSXrayWriteOnlyAccess"}
-    # SAM gives it to whoever reads a table's stream: GetRecords, which the inline policy cannot take back
-    more = {"UsageRollupFunctionRole": {"service-role/AWSLambdaDynamoDBExecutionRole"}}
+    # SAM gives them to whoever reads a stream or a queue: GetRecords or ReceiveMessage, which the inline policy cannot
+    # take back
+    more = {
+        "UsageRollupFunctionRole": {"service-role/AWSLambdaDynamoDBExecutionRole"},
+        "QueuedCompletionsFunctionRole": {"service-role/AWSLambdaSQSQueueExecutionRole"},
+    }
     functions = {f"{name}Role" for name in of_type(every_form, FUNCTION)}
     for name, role in of_type(every_form, "AWS::IAM::Role").items():
         if name in functions:
@@ -427,6 +449,19 @@ def test_the_start_script_can_be_executed(project_root: Path) -> None:
     assert os.access(project_root / "functions" / "run.sh", os.X_OK)
 
 
+# Step Functions asks CloudWatch to deliver its log with the machine's role, by actions that know no resource.
+LOG_DELIVERY = {
+    "logs:CreateLogDelivery",
+    "logs:DeleteLogDelivery",
+    "logs:DescribeLogGroups",
+    "logs:DescribeResourcePolicies",
+    "logs:GetLogDelivery",
+    "logs:ListLogDeliveries",
+    "logs:PutResourcePolicy",
+    "logs:UpdateLogDelivery",
+}
+
+
 def test_no_policy_allows_every_action_or_every_resource(every_form: dict[str, Any]) -> None:
     statements = [
         statement
@@ -438,7 +473,7 @@ def test_no_policy_allows_every_action_or_every_resource(every_form: dict[str, A
     for statement in statements:
         actions = statement["Action"] if isinstance(statement["Action"], list) else [statement["Action"]]
         assert all("*" not in action for action in actions)
-        assert statement["Resource"] != "*"
+        assert statement["Resource"] != "*" or set(actions) == LOG_DELIVERY
 
 
 def test_the_same_routes_are_served_in_both_modes(project_root: Path) -> None:
@@ -462,7 +497,8 @@ def test_every_route_has_an_event(project_root: Path) -> None:
 
 
 def test_the_roll_up_gets_settled_records_and_nothing_is_dropped_unseen(resources: dict[str, Any]) -> None:
-    (mapping,) = of_type(resources, "AWS::Lambda::EventSourceMapping").values()
+    mapping = resources["UsageRollupFunctionSettled"]["Properties"]
+    assert mapping["EventSourceArn"] == {"Fn::GetAtt": ["Tables", "Outputs.UsageTableStreamArn"]}
     assert mapping["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
     assert mapping["BisectBatchOnFunctionError"] is True
     assert mapping["MaximumRetryAttempts"] == 10
@@ -526,6 +562,19 @@ RELEASE = {"ReleaseId": "0123456789"}
         ({"ManagedVCpus": "2.5"}, "ManagedVCpus"),
         ({"WatchedEndpointName": "-a"}, "WatchedEndpointName"),
         ({"AsyncBucketPattern": "*"}, "AsyncBucketPattern"),
+        ({"PipelineKeyId": "my key"}, "PipelineKeyId"),
+        ({"PipelineRetentionDays": "0"}, "PipelineRetentionDays"),
+        ({"QueueConcurrency": "1"}, "QueueConcurrency"),  # Lambda takes no less than 2
+        ({"QueueConcurrency": "1001"}, "QueueConcurrency"),
+        ({"BatchWorkers": "0"}, "BatchWorkers"),
+        ({"BatchTokensPerMinute": "-1"}, "BatchTokensPerMinute"),
+        ({"BatchTokensPerMinute": "0"}, "BatchTokensPerMinute"),
+        ({"BatchToleratedFailurePercentage": "101"}, "BatchToleratedFailurePercentage"),
+        ({"ReplyQueuePattern": "*"}, "ReplyQueuePattern"),
+        ({"ReplyQueuePattern": "https://sqs.us-east-1.amazonaws.com/1/replies"}, "ReplyQueuePattern"),
+        ({"ReplyBucketPattern": "s3://replies"}, "ReplyBucketPattern"),
+        ({"ReplyBucketPattern": "*"}, "ReplyBucketPattern"),
+        ({"ReplyBusPattern": "*"}, "ReplyBusPattern"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -534,6 +583,24 @@ def test_wrong_parameters_are_refused_with_a_message_before_anything_is_made(
 ) -> None:
     found = check_parameters(load_template(project_root / "template.yaml"), {**RELEASE, **wrong})
     assert any(message in one for one in found), found
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        {"PipelineKeyId": "key-1.b_C"},
+        {"QueueConcurrency": "2"},
+        {"BatchWorkers": "1000"},
+        {"BatchToleratedFailurePercentage": "0"},
+        {"ReplyQueuePattern": "replies-*.fifo"},
+        {"ReplyQueuePattern": "replies.fifo"},
+        {"ReplyBusPattern": "default"},
+        {"ReplyBusPattern": "aws.partner/example.com/replies"},
+    ],
+    ids=lambda value: "-".join(f"{name}-{one}" for name, one in value.items()),
+)
+def test_right_parameters_are_taken(project_root: Path, right: dict[str, str]) -> None:
+    assert check_parameters(load_template(project_root / "template.yaml"), {**RELEASE, **right}) == []
 
 
 @pytest.mark.parametrize("form", FORMS, ids=form_id)

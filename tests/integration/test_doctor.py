@@ -65,6 +65,8 @@ class World:
         for name, value in {"ModelEndpointPattern": "*", "AlarmTopicArn": "", **parameters}.items():
             template["Parameters"][name] = {"Type": "String", "Default": value}
         template["Outputs"]["BaseUrl"] = {"Value": base_url}
+        bucket = f"{self.stack}-bucket"
+        template["Outputs"]["PipelineBucketName"] = {"Value": bucket}
         cloudformation = self.client("cloudformation")
         cloudformation.create_stack(StackName=self.stack, TemplateBody=json.dumps(template))
         (stack,) = cloudformation.describe_stacks(StackName=self.stack)["Stacks"]
@@ -73,12 +75,18 @@ class World:
         for table in (
             outputs["RegistryTableName"],
             outputs["UsageTableName"],
+            outputs["PipelineTableName"],
         ):  # CloudFormation's part, which moto skips
             dynamodb.update_continuous_backups(
                 TableName=table, PointInTimeRecoverySpecification={"PointInTimeRecoveryEnabled": True}
             )
         expiry = {"Enabled": True, "AttributeName": "expires_at"}
-        dynamodb.update_time_to_live(TableName=outputs["UsageTableName"], TimeToLiveSpecification=expiry)
+        for table in (outputs["UsageTableName"], outputs["PipelineTableName"]):
+            dynamodb.update_time_to_live(TableName=table, TimeToLiveSpecification=expiry)
+        s3 = self.client("s3")
+        s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": REGION})
+        ends = {"ID": "Ends", "Status": "Enabled", "Filter": {"Prefix": ""}, "Expiration": {"Days": 30}}
+        s3.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration={"Rules": [ends]})
         return outputs
 
     def endpoint(self, name: str) -> None:
@@ -144,6 +152,8 @@ def test_a_service_that_works_is_all_right(world: World) -> None:
             "parameters in force": ("ok", "those of dev"),
             f"table {registry}": ("ok", "ACTIVE, 1 items some hours ago, deletion protection"),
             f"table {usage}": ("ok", "ACTIVE, 0 items some hours ago, deletion protection"),
+            f"table {outputs['PipelineTableName']}": ("ok", "ACTIVE, 0 items some hours ago, deletion protection"),
+            f"bucket {outputs['PipelineBucketName']}": ("ok", "what is in it ends after 30 days"),
             f"model {world.stack}-coder": ("ok", "InService, instances: 1"),
             "API": ("ok", f"{api.url}/prod/healthz: version 0.6.0"),
             "alarm": ("ok", "none rings"),
@@ -152,7 +162,7 @@ def test_a_service_that_works_is_all_right(world: World) -> None:
     assert lines["Lambda concurrency"][0] == lines["integration timeout"][0] == "not checked"
     printed = result.stdout.splitlines()
     assert f"ok          model {world.stack}-coder: InService, instances: 1" in printed
-    assert printed[-1] == "11 ok, 0 warning, 0 failed, 3 not checked"
+    assert printed[-1] == "13 ok, 0 warning, 0 failed, 3 not checked"
 
 
 def test_what_moto_does_not_know_is_not_checked_with_the_action_it_needs(world: World) -> None:
@@ -217,6 +227,27 @@ def test_a_table_without_its_guards_is_a_warning(world: World) -> None:
         "warning",
         "ACTIVE; no point-in-time recovery; no expiry, so records stay for ever",
     )
+
+
+def test_a_bucket_that_is_gone_is_a_failure(world: World) -> None:
+    bucket = world.deploy()["PipelineBucketName"]
+    world.client("s3").delete_bucket(Bucket=bucket)
+
+    verdict, said, advice = world.lines()[f"bucket {bucket}"]
+    assert (world.exit_code, verdict, said) == (1, "failed", "it is gone")
+    assert advice.startswith(f"aws s3 mb s3://{bucket} makes it again")
+
+
+def test_a_bucket_that_forgets_nothing_is_a_warning(world: World) -> None:
+    bucket = world.deploy()["PipelineBucketName"]
+    s3 = world.client("s3")
+    nothing_ends = ("warning", "nothing in it ends, and that is prompts and completions")
+    aborts = {"ID": "Unfinished", "Status": "Enabled", "Filter": {"Prefix": ""}}
+    aborts |= {"AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1}}
+    s3.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration={"Rules": [aborts]})
+    assert world.lines()[f"bucket {bucket}"][:2] == nothing_ends
+    s3.delete_bucket_lifecycle(Bucket=bucket)
+    assert world.lines()[f"bucket {bucket}"][:2] == nothing_ends
 
 
 def test_a_registry_without_models_says_how_they_are_applied(world: World) -> None:
@@ -397,9 +428,19 @@ def test_nothing_secret_is_printed(world: World, monkeypatch: pytest.MonkeyPatch
 def test_the_environment_of_the_other_commands_is_for_the_shells_eval(world: World) -> None:
     outputs = world.deploy(base_url="https://x/it's; prod")
     result = world.doctor("environment")
-    command = f'{result.stdout}\nprintf "%s\\n" "$AWS_DEFAULT_REGION" "$REGISTRY_TABLE" "$USAGE_TABLE" "$BASE_URL"'
+    names = (
+        "AWS_DEFAULT_REGION",
+        "REGISTRY_TABLE",
+        "USAGE_TABLE",
+        "BASE_URL",
+        "COMPLETIONS_BASE_URL",
+        "PIPELINE_BUCKET",
+    )
+    quoted = " ".join(f'"${name}"' for name in names)
+    command = f'{result.stdout}\nprintf "%s\\n" {quoted}'
     read = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert read == [REGION, outputs["RegistryTableName"], outputs["UsageTableName"], "https://x/it's; prod"]
+    tables = [outputs["RegistryTableName"], outputs["UsageTableName"]]
+    assert read == [REGION, *tables, *["https://x/it's; prod"] * 2, outputs["PipelineBucketName"]]
 
 
 def test_there_is_no_environment_of_a_stack_that_is_not_there(world: World) -> None:

@@ -16,12 +16,18 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+import boto3
 import httpx2 as httpx
 import pytest
 
+from completions.clients import SystemClock
+from completions.domain.batch_places import file_key
+from completions.domain.batches import Batch, BatchStatus, StoredFile
+from completions.stores.batch_table import BatchTable
 from completions_cli.local.environment import sam_env_vars
 from completions_cli.local.server import bind
 from completions_cli.local.stack import LocalStack
@@ -35,6 +41,9 @@ pytestmark = pytest.mark.skipif(
 # a prepared engine has the image, and names the address under which containers reach this machine
 GATEWAY: Final = os.environ.get("SAM_LOCAL_GATEWAY")
 PREPARED: Final = ("--skip-pull-image", "--add-host", f"host.docker.internal:{GATEWAY}") if GATEWAY else ()
+# boto3 asks for a bucket under a host name of its own
+BUCKET: Final = "pipeline-bucket"
+BUCKET_HOST: Final = ("--add-host", f"{BUCKET}.host.docker.internal:{GATEWAY or 'host-gateway'}")
 SAM: Final = str(Path(sys.executable).with_name("sam"))
 ARCHITECTURE: Final = {"aarch64": "arm64"}.get(platform.machine(), platform.machine())
 PARAMETERS: Final = {"ResponseMode": "buffered", "Architecture": ARCHITECTURE}
@@ -58,6 +67,7 @@ COMPLETIONS: Final = {
     "sourcegraph_stream.json": "SourcegraphCompletionsFunction",
 }
 OTHERS: Final = {
+    "batches_upload.json": "BatchesFunction",
     "dashboard.json": "DashboardFunction",
     "health.json": "HealthFunction",
     "openai_models.json": "OpenAIModelsFunction",
@@ -67,11 +77,23 @@ OTHERS: Final = {
 }
 WORKERS: Final = {
     "usage_rollup.json": ("UsageRollupFunction", {"batchItemFailures": []}),
+    "async_results.json": ("AsyncResultsFunction", {"replies": 0}),
     "usage_sweeper.json": (
         "UsageSweeperFunction",
         {"released": 0, "lost": 0, "repaired": 0, "forgotten": 0, "dropped": 0, "failed": 0, "complete": True},
     ),
 }
+BATCH_TASKS: Final = {
+    "batch_splitter.json": "BatchSplitterFunction",
+    "batch_worker.json": "BatchWorkerFunction",
+    "batch_assembler.json": "BatchAssemblerFunction",
+}
+PIPELINES: Final = {
+    "batch_starter.json": "BatchStarterFunction",
+    "queued_completions.json": "QueuedCompletionsFunction",
+}
+TENANT: Final = "owner:local"
+KEY_ID: Final = "local"
 # It has the streamed form alone, and that has a layer: `sam local` would fetch it from AWS.
 NOT_LOCAL: Final = {"ManagedCompletionsFunction"}
 # OpenAI's answer to who may not delete: the models belong to the operator
@@ -104,7 +126,45 @@ def common(built: Path, stack: LocalStack) -> tuple[str, ...]:
     """The options of every command of `sam local`."""
     variables = built.with_name("env.json")
     variables.write_text(json.dumps(sam_env_vars(stack.environment)))
-    return ("--template", str(built), "--env-vars", str(variables), *given(), *PREPARED)
+    assert stack.environment["PIPELINE_BUCKET"] == BUCKET
+    return ("--template", str(built), "--env-vars", str(variables), *given(), *PREPARED, *BUCKET_HOST)
+
+
+@pytest.fixture(scope="module")
+def s3(stack: LocalStack) -> Iterator[Any]:
+    """Where the stack has its bucket."""
+    with closing(boto3.client("s3", endpoint_url=stack.environment["AWS_ENDPOINT_URL_S3"])) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def batches(project_root: Path, stack: LocalStack, s3: Any) -> BatchTable:
+    """The files and batches that the events name, with what lies in the bucket for them."""
+    content = read_event(project_root, "batches_upload.json")["body"].split("\r\n\r\n")[2].split("\r\n--")[0].encode()
+    now = datetime.now(UTC)
+    client = boto3.client("dynamodb", endpoint_url=stack.environment["AWS_ENDPOINT_URL_DYNAMODB"])
+    table = BatchTable(client, stack.environment["PIPELINE_TABLE"], 30, SystemClock())
+    for name in ("batches_file.json", "batches_file_delete.json"):
+        file_id = read_event(project_root, name)["pathParameters"]["file_id"]
+        s3.put_object(Bucket=BUCKET, Key=file_key(file_id), Body=content)
+        table.add_file(StoredFile(file_id, TENANT, "prompts.jsonl", "batch", file_key(file_id), len(content), now))
+    read = read_event(project_root, "batches_file.json")["pathParameters"]["file_id"]
+    named = [
+        read_event(project_root, "batch_splitter.json")["batch_id"],
+        *(
+            read_event(project_root, f"batches_{verb}.json")["pathParameters"]["batch_id"]
+            for verb in ("retrieve", "cancel")
+        ),
+    ]
+    for batch_id in named:
+        ends = now + timedelta(hours=24)
+        moments = {BatchStatus.VALIDATING: now}
+        assert table.add(
+            Batch(
+                batch_id, TENANT, KEY_ID, read, file_key(read), now, ends, endpoint="/v1/completions", moments=moments
+            )
+        )
+    return table
 
 
 def invoke(common: tuple[str, ...], function: str, event: Path) -> Any:
@@ -175,7 +235,8 @@ def test_every_function_is_invoked(project_root: Path) -> None:
     template = load_template(project_root / "template.yaml")
     functions = {name for name, one in template["Resources"].items() if one["Type"] == "AWS::Serverless::Function"}
     workers = {function for function, _ in WORKERS.values()}
-    assert functions == {*COMPLETIONS.values(), *OTHERS.values(), *workers} | NOT_LOCAL
+    by_events = {*BATCH_TASKS.values(), *PIPELINES.values()}
+    assert functions == {*COMPLETIONS.values(), *OTHERS.values(), *workers, *by_events} | NOT_LOCAL
 
 
 @pytest.mark.parametrize("event", COMPLETIONS)
@@ -207,6 +268,62 @@ def test_a_worker_says_what_it_did(project_root: Path, common: tuple[str, ...], 
     assert invoke(common, function, project_root / "events" / event) == answer
 
 
+def test_a_batch_goes_through_the_functions_of_its_state_machine(
+    project_root: Path, common: tuple[str, ...], batches: BatchTable, s3: Any
+) -> None:
+    split, worked, joined = (
+        invoke(common, function, project_root / "events" / event) for event, function in BATCH_TASKS.items()
+    )
+
+    task = read_event(project_root, "batch_assembler.json")
+    assert split == {**task, "workers": split["workers"]}
+    index = s3.get_object(Bucket=BUCKET, Key=split["index_key"])["Body"].read()
+    assert [json.loads(line) for line in index.splitlines()] == [read_event(project_root, "batch_worker.json")["part"]]
+    assert "errorType" not in worked
+    assert "errorType" not in joined
+    place = f"output/{KEY_ID}/{task['batch_id']}/output.jsonl"
+    output = s3.get_object(Bucket=BUCKET, Key=place)["Body"].read().splitlines()
+    assert [json.loads(line)["custom_id"] for line in output] == ["request-1", "request-2"]
+    batch = batches.batch(TENANT, task["batch_id"])
+    assert batch is not None
+    assert (batch.status, batch.counts.completed, batch.counts.failed) == (BatchStatus.COMPLETED, 2, 0)
+
+
+def test_a_file_in_the_bucket_starts_a_batch(
+    project_root: Path, common: tuple[str, ...], batches: BatchTable, s3: Any, tmp_path: Path
+) -> None:
+    event = read_event(project_root, "batch_starter.json")
+    event["detail"]["bucket"]["name"] = BUCKET
+    read = read_event(project_root, "batches_file.json")["pathParameters"]["file_id"]
+    s3.copy_object(Bucket=BUCKET, Key=event["detail"]["object"]["key"], CopySource=f"{BUCKET}/{file_key(read)}")
+    (tmp_path / "event.json").write_text(json.dumps(event))
+
+    reply = invoke(common, PIPELINES["batch_starter.json"], tmp_path / "event.json")
+
+    batch = batches.batch(TENANT, reply["batch_id"])
+    assert batch is not None
+    assert batch.input_key == event["detail"]["object"]["key"]
+
+
+def test_messages_of_the_queue_are_answered(
+    project_root: Path, common: tuple[str, ...], batches: BatchTable, s3: Any
+) -> None:
+    event = "queued_completions.json"
+    reply = invoke(common, PIPELINES[event], project_root / "events" / event)
+
+    assert reply == {"batchItemFailures": []}
+    records = read_event(project_root, event)["Records"]
+    (place,) = {
+        record["messageAttributes"]["reply_s3_uri"]["stringValue"]
+        for record in records
+        if "reply_s3_uri" in record["messageAttributes"]
+    }
+    prefix = place.removeprefix(f"s3://{BUCKET}/")
+    (written,) = s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix)["Contents"]
+    detail = json.loads(s3.get_object(Bucket=BUCKET, Key=written["Key"])["Body"].read())
+    assert (detail["custom_id"], detail["status"]) == ("with attributes", 200)
+
+
 @pytest.mark.parametrize(
     ("function", "kind"), [("OpenAICompletionsFunction", "RuntimeError"), ("UsageRollupFunction", "KeyError")]
 )
@@ -229,7 +346,7 @@ def test_start_api_serves_every_route_of_the_form_and_no_other(project_root: Pat
 
 @pytest.mark.parametrize("event", HTTP_EVENTS)
 def test_start_api_answers_the_request_of_every_event(
-    ledger: LedgerReader, project_root: Path, api: StartedApi, event: str
+    ledger: LedgerReader, project_root: Path, api: StartedApi, batches: BatchTable, event: str
 ) -> None:
     reply = api.send(read_event(project_root, event))
 

@@ -43,7 +43,7 @@ _FINISH_REASONS: Final = {
 }
 
 
-class _WireToken(BaseModel):
+class _WireToken(BaseModel, defer_build=True):
     model_config = ConfigDict(allow_inf_nan=False)
 
     token: str
@@ -66,7 +66,7 @@ _NOT_FOR_CALLERS: Final = ("input_value", "'input'", "/opt/", "/models/", "s3://
 """pydantic's reports quote the caller's own text, and paths are the operator's; every other message names a rule."""
 
 
-class _WireLogprobs(BaseModel):
+class _WireLogprobs(BaseModel, defer_build=True):
     """The four arrays, or the chat layout's ``content``, which llama.cpp answers completions with."""
 
     model_config = ConfigDict(allow_inf_nan=False)  # vLLM writes -9999.0 for minus infinity
@@ -78,24 +78,24 @@ class _WireLogprobs(BaseModel):
     text_offset: tuple[int, ...] = ()
 
 
-class _WireChoice(BaseModel):
+class _WireChoice(BaseModel, defer_build=True):
     index: int
     text: str
     logprobs: _WireLogprobs | None = None
     finish_reason: str | None = None
 
 
-class _WirePromptTokensDetails(BaseModel):
+class _WirePromptTokensDetails(BaseModel, defer_build=True):
     cached_tokens: TokenCount | None = None
 
 
-class _WireUsage(BaseModel):
+class _WireUsage(BaseModel, defer_build=True):
     prompt_tokens: TokenCount
     completion_tokens: TokenCount = 0
     prompt_tokens_details: _WirePromptTokensDetails | None = None
 
 
-class WireError(BaseModel):
+class WireError(BaseModel, defer_build=True):
     """What a server says about a failure."""
 
     message: str = ""
@@ -143,6 +143,7 @@ class CompletionRecordDecoder(StreamDecoder):
     ) -> None:
         self._failure = failure or failure_error
         self._n = request.n
+        self._one_choice = request.choice_count == 1
         self._scores_only = request.max_tokens == 0
         self._whole = whole
         self._offsets: dict[int, TokenOffsets] = {}
@@ -189,7 +190,7 @@ class CompletionRecordDecoder(StreamDecoder):
         which has no choices, and a whole document count them all."""
         details = usage.prompt_tokens_details
         cached = (details.cached_tokens or 0) if details else 0
-        if self._whole or not choices:
+        if self._whole or not choices or self._one_choice:
             return Usage(usage.prompt_tokens, usage.completion_tokens, cached)
         for choice in choices:
             self._prompt_tokens[choice.index // self._n] = usage.prompt_tokens

@@ -44,7 +44,7 @@ _ERROR_REPR_CODE: Final = re.compile(r"\btype='\w+'.*\bcode=(?P<code>\d{3})\b", 
 _CUT_TEXT: Final = re.compile(r'"(?:error|message)"\s*:\s*("(?:[^"\\]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*)')
 
 
-class _Failure(BaseModel):
+class _Failure(BaseModel, defer_build=True):
     """A failure of any sender: handler ``{code, error}``, Python process ``{code, message, error}``, frontend
     ``{code, type, message}``; in a stream also vLLM's own, ``{error: {...}}`` or ``{object: "error", ...}``."""
 

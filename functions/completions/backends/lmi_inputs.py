@@ -38,7 +38,7 @@ from completions.backends.lmi_container import (
     version_faults,
 )
 from completions.backends.token_offsets import TokenOffsets
-from completions.backends.wire_types import TokenCount
+from completions.backends.wire_types import BUILT_WHEN_USED, TokenCount
 from completions.domain.catalog import Abilities, Capability, ModelRoute, Parameter
 from completions.domain.completion import (
     ChoiceDelta,
@@ -176,14 +176,14 @@ class LmiInputsCodec(Codec):
         return name in _FOR_ROLLING if self._rolling else name not in _NOT_FOR_ASYNC
 
 
-class _WireToken(BaseModel):
+class _WireToken(BaseModel, defer_build=True):
     model_config = ConfigDict(allow_inf_nan=False)
 
     text: str
     logprob: float | None = Field(None, validation_alias=AliasChoices("logprob", "log_prob"))
 
 
-class _WireDetails(BaseModel):
+class _WireDetails(BaseModel, defer_build=True):
     # one page of the documentation has the key with a space
     finish_reason: str | int | None = Field(None, validation_alias=AliasChoices("finish_reason", "finish reason"))
     generated_tokens: TokenCount | None = None
@@ -191,7 +191,7 @@ class _WireDetails(BaseModel):
     tokens: tuple[_WireToken, ...] | None = None
 
 
-class _WireRecord(BaseModel):
+class _WireRecord(BaseModel, defer_build=True):
     index: int = 0
     token: _WireToken | None = None
     generated_text: str | None = None
@@ -201,7 +201,9 @@ class _WireRecord(BaseModel):
     code: object = None
 
 
-_RECORD: Final[TypeAdapter[_WireRecord | list[_WireRecord]]] = TypeAdapter(_WireRecord | list[_WireRecord])
+_RECORD: Final[TypeAdapter[_WireRecord | list[_WireRecord]]] = TypeAdapter(
+    _WireRecord | list[_WireRecord], config=BUILT_WHEN_USED
+)
 
 
 class _InputsDecoder(StreamDecoder):

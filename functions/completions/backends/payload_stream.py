@@ -28,6 +28,8 @@ class RecordDecoder:
 
     def decode(self, part: bytes) -> list[bytes]:
         """The records that ``part`` completes. Raises ``BackendError`` when a line outgrows the limit."""
+        if not self._pending and part.endswith(b"\n") and len(part) <= self._max_line_bytes:  # as most parts are
+            return [record for line in part.split(b"\n") if line and (record := _record(line)) is not None]
         if b"\n" not in part:
             self._hold(part)
             return []

@@ -75,6 +75,11 @@ class AnswerBox:
         """What S3 said last of each place, for the log."""
         return ", ".join(f"{kind} {seen}" for kind, seen in self._last_seen.items())
 
+    @property
+    def is_sure(self) -> bool:
+        """Whether S3 has said of each place that there is nothing yet."""
+        return set(self._last_seen.values()) <= _NOT_YET
+
     def look(self) -> Found | None:
         """What is there now. Raises ``BackendError`` when nothing can ever be read."""
         for kind, place in self._places.items():

@@ -43,7 +43,9 @@ from completions.domain.errors import (
     Recourse,
     RequestTooLargeError,
 )
+from completions.domain.events import RetryLaterError
 from completions.domain.ports import BackendStream, Clock, Ticket, UpstreamCall
+from completions.domain.submissions import UnansweredError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -108,9 +110,14 @@ class AsynchronousEndpoints:
     def collect(self, ticket: Ticket, request: CompletionRequest, codec: Codec) -> Sequence[CompletionChunk]:
         """The chunks of what is there now; as ``AsynchronousBackend.collect``."""
         failure = None if ticket.failure is None else S3Location.parse(ticket.failure)
-        found = AnswerBox(self._s3(), S3Location.parse(ticket.answer), failure).look()
+        box = AnswerBox(self._s3(), S3Location.parse(ticket.answer), failure)
+        found = box.look()
         if found is None:
-            raise BackendUnavailableError("The model has not answered yet.", retry_after=_SLOWEST_POLL_SECONDS)
+            if not box.is_sure:
+                raise RetryLaterError(f"the answer cannot be looked for: {box.last_seen}", _SLOWEST_POLL_SECONDS)
+            raise UnansweredError(
+                "The model has not answered yet.", retry_after=_SLOWEST_POLL_SECONDS, detail=box.last_seen
+            )
         decoder = codec.decoder(request, whole=True)
         chunk = _chunk(found, codec, decoder)
         decoder.finish()

@@ -34,7 +34,7 @@ from completions.backends.tgi_rules import (
     tgi_error,
 )
 from completions.backends.token_offsets import TokenOffsets
-from completions.backends.wire_types import TokenCount
+from completions.backends.wire_types import BUILT_WHEN_USED, TokenCount
 from completions.domain.catalog import Abilities, Capability, ModelRoute, Parameter
 from completions.domain.completion import (
     ChoiceDelta,
@@ -174,7 +174,7 @@ def _grammar(constraint: Constraint, names: Mapping[str, str]) -> dict[str, Any]
     return {"type": "regex", "value": constraint.value or ""}
 
 
-class _WireToken(BaseModel):
+class _WireToken(BaseModel, defer_build=True):
     model_config = ConfigDict(allow_inf_nan=False)
 
     text: str
@@ -186,7 +186,7 @@ class _WireToken(BaseModel):
         return _MINUS_INFINITY if self.logprob is None else self.logprob
 
 
-class _WireDetails(BaseModel):
+class _WireDetails(BaseModel, defer_build=True):
     finish_reason: str
     generated_tokens: TokenCount
     input_length: TokenCount | None = None
@@ -203,21 +203,21 @@ class _WireDetails(BaseModel):
         return reason
 
 
-class _WireEvent(BaseModel):
+class _WireEvent(BaseModel, defer_build=True):
     token: _WireToken
     top_tokens: tuple[_WireToken, ...] | None = None
     generated_text: str | None = None
     details: _WireDetails | None = None
 
 
-class _WireAnswer(BaseModel):
+class _WireAnswer(BaseModel, defer_build=True):
     generated_text: str
     details: _WireDetails
 
 
-_EVENT: Final[TypeAdapter[_WireEvent | Failure]] = TypeAdapter(_WireEvent | Failure)
+_EVENT: Final[TypeAdapter[_WireEvent | Failure]] = TypeAdapter(_WireEvent | Failure, config=BUILT_WHEN_USED)
 _ANSWER: Final[TypeAdapter[_WireAnswer | tuple[_WireAnswer] | Failure]] = TypeAdapter(
-    _WireAnswer | tuple[_WireAnswer] | Failure
+    _WireAnswer | tuple[_WireAnswer] | Failure, config=BUILT_WHEN_USED
 )
 
 

@@ -40,12 +40,12 @@ _CANONICAL: Final = {"inputs": "prompt", "max_new_tokens": "max_tokens", "top_n_
 _TOO_MANY_TOKENS: Final = re.compile(r"must be <= (\d+)\. Given: (\d+) `inputs` tokens and (\d+) `max_new_tokens`")
 
 
-class _NestedFailure(BaseModel):
+class _NestedFailure(BaseModel, defer_build=True):
     message: str = ""
     http_status_code: int | None = None
 
 
-class Failure(BaseModel):
+class Failure(BaseModel, defer_build=True):
     """``{"error", "error_type"}``, or the nested form of a stream, whose status is always 422 whatever went wrong."""
 
     error: str | _NestedFailure

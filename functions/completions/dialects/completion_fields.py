@@ -7,8 +7,9 @@ field, is each dialect's own ``model_config``.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidatorFunctionWrapHandler, field_validator
 
@@ -22,6 +23,8 @@ Filled = Field(min_length=1, fail_fast=True)
 TokenPrompt = Annotated[list[TokenId], Filled]
 PromptValue = str | Annotated[list[str], Filled] | TokenPrompt | Annotated[list[TokenPrompt], Filled]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+PARAM_NAMES: Final[Mapping[str, str]] = {"prompts": "prompt", "token_prompt": "prompt", "prompt_batch": "prompt"}
+"""What these APIs call a canonical field or parameter that has another name with them."""
 StopText = Annotated[str, Field(min_length=1)]
 
 
@@ -48,14 +51,14 @@ def _is_token_id(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= len(str(_MAX_TOKEN_ID)) and int(text) <= _MAX_TOKEN_ID
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(BaseModel, defer_build=True):
     """Only with ``stream``. ``include_obfuscation`` pads chunks on the original; it is accepted, and there is none."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
-class CompletionFields(BaseModel):
+class CompletionFields(BaseModel, defer_build=True):
     """Null is the same as absent, but for ``model``."""
 
     model: Annotated[str, Field(min_length=1)]
@@ -102,8 +105,8 @@ class CompletionFields(BaseModel):
         if not all(_is_token_id(key) for key in self.logit_bias or ()):
             raise InvalidRequestError("The keys of 'logit_bias' must be token ids.", param="logit_bias")
 
-    def to_request(self, **more: Any) -> CompletionRequest:
-        """The canonical request; ``more`` sets what only the dialect knows, ``sampling`` included.
+    def to_request(self, *, sampling: SamplingParams, **more: Any) -> CompletionRequest:
+        """The canonical request; ``more`` sets what only the dialect knows.
 
         An absent ``best_of`` is ``n``: taking its documented default of 1 would refuse valid requests.
         """
@@ -112,7 +115,7 @@ class CompletionFields(BaseModel):
             "model": self.model,
             "prompts": self._prompts(),
             "max_tokens": 16 if self.max_tokens is None else self.max_tokens,
-            "sampling": SamplingParams(**self.sampling_values()),
+            "sampling": sampling,
             "stop": tuple(self.stop or ()),
             "n": n,
             "best_of": self.best_of or n,
@@ -122,7 +125,7 @@ class CompletionFields(BaseModel):
             "stream": self.stream or False,
             "include_usage": bool(self.stream_options and self.stream_options.include_usage),
             "end_user": self.user,
-            "param_names": {"prompts": "prompt", "token_prompt": "prompt", "prompt_batch": "prompt"},
+            "param_names": PARAM_NAMES,
         }
         return CompletionRequest(**{**fields, **more})
 

@@ -83,7 +83,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One route. ``request`` is the component of its body, and ``example`` a body it takes."""
+    """One route. ``request`` is the component of its body, of ``request_media``, and ``example`` a body it takes."""
 
     operation_id: str
     summary: str
@@ -91,6 +91,7 @@ class Operation:
     request: str | None = None
     example: JsonObject | None = None
     parameters: tuple[JsonObject, ...] = ()
+    request_media: str = JSON
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ _ERRORS: Final[Mapping[type[CompletionError], tuple[int, str, str | None]]] = {
 
 
 class OpenAIDialect(Dialect):
-    """``extra_fields`` are request fields beyond OpenAI's own that are let through, of ``openai_wire.EXTRA_FIELDS``."""
+    """``extra_fields`` are request fields beyond OpenAI's own that are let through, of ``EXTRA_FIELDS``."""
 
     name = "openai"
     keepalive = b": waiting\n"  # a blank line behind it would make older SDKs dispatch an empty event
@@ -138,11 +138,18 @@ class _OpenAIStreamEncoder(StreamEncoder):
     def chunk(self, chunk: CompletionChunk) -> bytes:
         self._usage = chunk.usage or self._usage
         frames = [
-            f"{self._start}{to_json(_choice(delta, self._request))}{self._end}"
+            f"{self._start}{self._choice(delta)}{self._end}"
             for delta in chunk.choices
             if delta.text or delta.logprobs is not None or delta.finish_reason is not None
         ]
         return "".join(frames).encode()
+
+    def _choice(self, delta: ChoiceDelta) -> str:
+        if delta.logprobs is not None:
+            return to_json(_choice(delta, self._request))
+        reason = "null" if delta.finish_reason is None else to_json(delta.finish_reason)
+        text = to_json(delta.text)
+        return f'{{"text":{text},"index":{delta.index},"logprobs":null,"finish_reason":{reason}}}'
 
     def done(self) -> bytes:
         end = "data: [DONE]\n\n"

@@ -28,8 +28,9 @@ from completions.dialects.documentation import (
     record,
     ref,
 )
+from completions.dialects.extra_fields import EXTRA_FIELDS
 from completions.dialects.openai import OpenAIDialect
-from completions.dialects.openai_wire import EXTRA_FIELDS, CompletionBody
+from completions.dialects.openai_wire import CompletionBody
 from completions.dialects.text_completion import OBJECT
 from completions.domain.completion import FinishReason
 from completions.domain.errors import ModelNotFoundError, PermissionDeniedError

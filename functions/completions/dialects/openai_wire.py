@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 from pydantic import ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from completions.dialects.completion_fields import CompletionFields, StreamOptions, surrogate_field
+from completions.dialects.completion_fields import PARAM_NAMES, CompletionFields, StreamOptions, surrogate_field
+from completions.dialects.extra_fields import EXTRA_FIELDS
 from completions.dialects.sampling_fields import SamplingFields
 from completions.domain.completion import CompletionRequest, SamplingParams
 from completions.domain.errors import InvalidRequestError
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 _MOST_NAMED: Final = 16
+_PARAM_NAMES: Final = {**PARAM_NAMES, "include_stop": "include_stop_str_in_output"}
 _PROMPT_FORMS: Final = "a string, an array of strings, an array of token ids, or an array of arrays of token ids"
 
-EXTRA_FIELDS: Final = frozenset(SamplingFields.model_fields)
-"""What an operator may let through beside OpenAI's own fields."""
 
-
-class OpenAIStreamOptions(StreamOptions):
+class OpenAIStreamOptions(StreamOptions, defer_build=True):
     """Unknown options are refused, too."""
 
     model_config = _STRICT
 
 
-class CompletionBody(CompletionFields, SamplingFields):
+class CompletionBody(CompletionFields, SamplingFields, defer_build=False):
     """Strict: a digit string is no integer, and an unknown field is an error."""
 
     model_config = _STRICT
@@ -38,9 +36,7 @@ class CompletionBody(CompletionFields, SamplingFields):
         """The canonical request. Raises ``InvalidRequestError`` for fields that contradict each other."""
         self.check_interactions()
         sampling = SamplingParams(**self.sampling_values(), **self.more_sampling_values())
-        canonical = self.to_request(sampling=sampling, **self.output_values())
-        names = {**canonical.param_names, "include_stop": "include_stop_str_in_output"}
-        return replace(canonical, param_names=names)
+        return self.to_request(sampling=sampling, param_names=_PARAM_NAMES, **self.output_values())
 
 
 def parse_body(body: bytes, extra_fields: frozenset[str] = frozenset()) -> CompletionBody:

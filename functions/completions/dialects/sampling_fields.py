@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from completions.dialects.completion_fields import TokenId
 
 
-class SamplingFields(BaseModel):
+class SamplingFields(BaseModel, defer_build=True):
     """``top_k`` 0 and -1 mean off."""
 
     top_k: Annotated[int, Field(ge=-1)] | None = None

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from completions.dialects.completion_fields import CompletionFields
+from completions.dialects.completion_fields import PARAM_NAMES, CompletionFields
 from completions.dialects.dialect import AnswerHead, Dialect, ErrorHead, StreamEncoder, WireReply, WireRequest
 from completions.dialects.sampling_fields import SamplingFields
 from completions.dialects.scale_wire import (
@@ -42,20 +42,22 @@ from completions.domain.completion import (
     Constraint,
     ConstraintKind,
     Logprobs,
+    SamplingParams,
     Usage,
 )
 from completions.domain.errors import CompletionError
 
+_PARAM_NAMES = {**PARAM_NAMES, "beam": "use_beam_search", "include_stop": "include_stop_str_in_output"}
 _JSON_KINDS = (ConstraintKind.JSON_OBJECT, ConstraintKind.JSON_SCHEMA)
 
 
-class ResponseFormatText(BaseModel):
+class ResponseFormatText(BaseModel, defer_build=True):
     """No constraint."""
 
     type: Literal["text"]
 
 
-class JsonSchema(BaseModel):
+class JsonSchema(BaseModel, defer_build=True):
     """``strict`` says nothing new: a schema is always enforced. Without ``schema`` any JSON will do."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
@@ -64,20 +66,20 @@ class JsonSchema(BaseModel):
     strict: bool | None = None
 
 
-class ResponseFormatJsonSchema(BaseModel):
+class ResponseFormatJsonSchema(BaseModel, defer_build=True):
     """JSON of one form."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
 
-class ResponseFormatJsonObject(BaseModel):
+class ResponseFormatJsonObject(BaseModel, defer_build=True):
     """Any JSON object."""
 
     type: Literal["json_object"]
 
 
-class ScaleBody(CompletionFields, SamplingFields, GuidedFields):
+class ScaleBody(CompletionFields, SamplingFields, GuidedFields, defer_build=False):
     """The names and types are vLLM's. ``guided_decoding_backend`` is checked and has no effect: engines now choose."""
 
     use_beam_search: bool | None = None
@@ -111,19 +113,16 @@ class ScaleBody(CompletionFields, SamplingFields, GuidedFields):
             for name, one in found.items()
         }
 
-    def to_request(self, **more: Any) -> CompletionRequest:
+    def to_canonical(self) -> CompletionRequest:
+        """The canonical request. Raises ``InvalidRequestError`` for two constraints at once."""
         name, constraint = one_of(self.constraints()) or ("constraint", None)
-        canonical = super().to_request(
+        return self.to_request(
+            sampling=SamplingParams(**self.sampling_values(), **self.more_sampling_values()),
             constraint=constraint,
             beam=self._beam() if self.use_beam_search else None,
+            param_names={**_PARAM_NAMES, "constraint": name},
             **self.output_values(),
-            **more,
         )
-        names = {"beam": "use_beam_search", "include_stop": "include_stop_str_in_output", "constraint": name}
-        return replace(canonical, param_names={**canonical.param_names, **names})
-
-    def sampling_values(self) -> dict[str, Any]:
-        return {**super().sampling_values(), **self.more_sampling_values()}
 
     def _beam(self) -> BeamSearch:
         penalty = 1.0 if self.length_penalty is None else self.length_penalty
@@ -145,7 +144,7 @@ class ScaleDialect(Dialect):
     def decode(self, wire: WireRequest) -> CompletionRequest:
         body = parse_body(ScaleBody, wire.body)
         body.check_interactions()
-        return body.to_request()
+        return body.to_canonical()
 
     def encode(self, completion: Completion, request: CompletionRequest, head: AnswerHead) -> WireReply:
         body = {

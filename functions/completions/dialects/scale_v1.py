@@ -65,7 +65,7 @@ _PARAM_NAMES: Final[Mapping[str, str]] = {
 _Penalty = Annotated[float, Field(ge=0, le=2)]
 
 
-class ScaleV1Body(GuidedFields):
+class ScaleV1Body(GuidedFields, defer_build=False):
     """One text prompt, one choice."""
 
     prompt: str

@@ -90,7 +90,7 @@ class SchemaError(InvalidRequestError):
         super().__init__(f"{place}: {first['msg']}", param=str(first["loc"][-1]) if len(first["loc"]) > 1 else None)
 
 
-class GuidedFields(BaseModel):
+class GuidedFields(BaseModel, defer_build=True):
     """The constraints both versions know, read as leniently as pydantic does by default."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, frozen=True)

@@ -10,11 +10,12 @@ from completions.domain.completion import Logprobs
 
 OBJECT: Final = "text_completion"
 _ID_ALPHABET: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # ``json.dumps`` makes one each time
 
 
 def to_json(value: object) -> str:
     """Compact JSON on one line, characters as they are."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _ENCODER.encode(value)
 
 
 def completion_id(request_id: str) -> str:

@@ -28,7 +28,8 @@ class EventRequest:
 class EventReply:
     """What a client of the URL would have got: an HTTP status, and the dialect's body, JSON.
 
-    ``model`` and ``usage`` are an answer's; ``nanos`` is what it cost, in nano-dollars. ``error`` is a failure's class.
+    ``model`` and ``usage`` are an answer's; ``nanos`` is what it cost, in nano-dollars. ``error`` is a failure's class,
+    ``message`` its words.
     """
 
     request_id: str
@@ -38,6 +39,7 @@ class EventReply:
     usage: Usage | None = None
     nanos: int = 0
     error: str | None = None
+    message: str | None = None
 
     @property
     def succeeded(self) -> bool:
@@ -65,6 +67,18 @@ class RetryLaterError(Exception):
         self.seconds = seconds
 
 
+class StillRunningError(RetryLaterError):
+    """Another delivery is being answered, or its function died at it."""
+
+
+class SubmittedError(Exception):
+    """There is no reply yet: the model has the request, and its end will come by another event."""
+
+    def __init__(self, record_id: str) -> None:
+        super().__init__(record_id)
+        self.record_id = record_id
+
+
 class ReplyStore(Protocol):
     """Replies by the request's name, kept for those who ask again. Raises ``ServiceError``."""
 
@@ -81,9 +95,20 @@ class RecordBook(Protocol):
     """Usage records as one who comes later finds them. Raises ``MeteringError``."""
 
     def ended(self, record_id: str) -> Outcome | None:
-        """How a request ended; ``None`` while it is open, or when there is none."""
+        """How a request ended; ``None`` while it is open, or when there is none.
+
+        One that failed because the model was not there counts as ``REFUSED``, too: nothing was generated.
+        """
+        ...
+
+    def known(self, record_id: str) -> bool:
+        """Whether the request was claimed, however it ended."""
         ...
 
     def settle(self, record: Mapping[str, object]) -> None:
         """Settle a record whose own function did not; one that is settled stays as it is."""
+        ...
+
+    def give_up(self, record_id: str, error: str | None = None) -> None:
+        """Settle a record that is open as failed, at no cost. There may be none."""
         ...

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from completions.domain.completion import Usage
 from completions.domain.limits import Charge, KeyLimits
+
+if TYPE_CHECKING:
+    from completions.domain.completion import Usage
 
 
 @dataclass(frozen=True, slots=True)

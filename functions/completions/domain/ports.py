@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
-from completions.domain.catalog import Abilities, ModelRoute
-from completions.domain.completion import CompletionChunk, CompletionRequest
-from completions.domain.errors import LimitStatus
-from completions.domain.metering import Principal, Reservation, UsageRecord
+if TYPE_CHECKING:  # who needs a clock alone need not wait for all the rest
+    from completions.domain.catalog import Abilities, ModelRoute
+    from completions.domain.completion import CompletionChunk, CompletionRequest
+    from completions.domain.errors import LimitStatus
+    from completions.domain.metering import Principal, Reservation, UsageRecord
 
 
 class Clock(Protocol):
@@ -108,8 +109,8 @@ class AsynchronousBackend(Protocol):
         ...
 
     def collect(self, ticket: Ticket, request: CompletionRequest, route: ModelRoute) -> Sequence[CompletionChunk]:
-        """The whole answer. Raises the failure that came instead, and ``BackendUnavailableError`` while there is
-        neither."""
+        """The whole answer. Raises the failure that came instead, ``UnansweredError`` while there is neither, and
+        ``RetryLaterError`` where that cannot be told now."""
         ...
 
 

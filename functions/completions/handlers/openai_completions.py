@@ -6,6 +6,8 @@
 from mangum import Mangum
 
 from completions.bootstrap import openai_completions_app
+from completions.handlers import ready
 
 app = openai_completions_app()
 handler = Mangum(app, lifespan="off")
+ready()

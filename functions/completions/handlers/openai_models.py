@@ -3,6 +3,8 @@
 from mangum import Mangum
 
 from completions.bootstrap import openai_models_app
+from completions.handlers import ready
 
 app = openai_models_app()
 handler = Mangum(app, lifespan="off")
+ready()

@@ -3,6 +3,8 @@
 from mangum import Mangum
 
 from completions.bootstrap import organization_app
+from completions.handlers import ready
 
 app = organization_app()
 handler = Mangum(app, lifespan="off")
+ready()

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from completions.handlers import ready
 from completions.metering.record_metrics import write_metrics
 from completions.metering.rollup_items import RolledRecord
 from completions.metering.rollups import add_stream_records
 from completions.worker_bootstrap import build_roll_ups
 
 _roll_ups = build_roll_ups()
+ready()
 
 
 def handler(event: dict[str, Any], context: object) -> dict[str, list[dict[str, str]]]:

@@ -7,12 +7,14 @@ from typing import Any
 
 from aws_lambda_powertools.metrics import MetricUnit
 
-from completions.metering.record_metrics import SWEEP_METRICS
+from completions.handlers import ready
 from completions.metering.sweep import SweepCounts, SweepError
+from completions.metering.sweep_metrics import SWEEP_METRICS
 from completions.observability import new_metrics
 from completions.worker_bootstrap import build_sweeper
 
 _sweeper = build_sweeper()
+ready()
 
 
 def handler(event: dict[str, Any], context: object) -> dict[str, int]:

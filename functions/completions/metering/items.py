@@ -68,7 +68,7 @@ class SettlementFields(BaseModel):
     price_version: str | None = None
 
 
-class RecordItem(ReservedItem, SettlementFields):
+class RecordItem(ReservedItem, SettlementFields, defer_build=True):
     """A settled record, as reports read it."""
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from enum import StrEnum
 from typing import Final
 
@@ -18,7 +17,6 @@ from aws_lambda_powertools.metrics.functions import is_metrics_disabled
 
 from completions.domain.metering import Outcome
 from completions.metering.rollup_items import Facts, RolledRecord
-from completions.metering.sweep import SweepCounts
 from completions.observability import SERVICE, new_metrics
 
 MODEL_DIMENSION: Final = "Model"
@@ -45,11 +43,6 @@ class RecordMetric(StrEnum):
     TOKENS_PER_SECOND = "TokensPerSecond"
     """Of each request with two tokens or more, from its first record to its end."""
 
-
-SWEEP_METRICS: Final[Mapping[str, str]] = {
-    one.name: f"Sweep{one.name.capitalize()}" for one in fields(SweepCounts) if one.name != "complete"
-}
-"""The sweeper's, by the count's name. ``SweepReleased`` are holds found open past their time: what had leaked."""
 
 _UNITS: Final = {
     RecordMetric.COST_DOLLARS: MetricUnit.NoUnit,

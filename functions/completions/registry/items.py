@@ -121,7 +121,7 @@ class KeyItem(BaseModel):
         }
 
 
-class RetiredSecretItem(BaseModel):
+class RetiredSecretItem(BaseModel, defer_build=True):
     """The fields of ``RetiredSecret``."""
 
     sha256: str
@@ -129,7 +129,7 @@ class RetiredSecretItem(BaseModel):
     until: AwareDatetime
 
 
-class KeyEntryItem(KeyItem):
+class KeyEntryItem(KeyItem, defer_build=True):
     """The fields of ``KeyEntry``."""
 
     sha256: str
@@ -162,7 +162,7 @@ class KeyEntryItem(KeyItem):
         )
 
 
-class PriceItem(BaseModel):
+class PriceItem(BaseModel, defer_build=True):
     """Nano-dollars a token."""
 
     version: str
@@ -171,7 +171,7 @@ class PriceItem(BaseModel):
     output_nanos: NonNegative
 
 
-class LimitsItem(BaseModel):
+class LimitsItem(BaseModel, defer_build=True):
     """What one request may ask for."""
 
     output_tokens: Positive | None = None

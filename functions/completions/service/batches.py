@@ -38,8 +38,10 @@ INPUT_PURPOSE: Final = "batch"
 WINDOW: Final = timedelta(hours=24)
 MOST_INLINE_BYTES: Final = 4 * 1024 * 1024
 """What is larger is fetched from where it lies: a Lambda function answers with 6 MB at most."""
+_MOST_ANSWER_BYTES: Final = 6_000_000
 URL_SECONDS: Final = 300
 _PAGE: Final = 100
+_MOST_ID: Final = 100
 _CANCELLABLE: Final = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
 
 
@@ -77,7 +79,7 @@ class BatchService(Batches):
         return Made(file)
 
     def file(self, owner: Principal, file_id: str) -> StoredFile:
-        found = self._store.file(owner.tenant, file_id) if file_id.startswith(FILE_ID) else None
+        found = self._store.file(owner.tenant, file_id) if _is_id(file_id, FILE_ID) else None
         if found is None:
             raise _no_file(file_id)
         return found
@@ -99,11 +101,11 @@ class BatchService(Batches):
         file = self.file(owner, file_id)
         objects = self._objects()
         if file.size <= MOST_INLINE_BYTES:
-            try:
-                content = objects.get(file.key)
+            try:  # what is below input/ may have been replaced since, by something of any size
+                content = objects.read_range(file.key, 0, MOST_INLINE_BYTES + 1)
             except LookupError:
                 raise _no_file(file_id) from None
-            if _is_text(content):  # nothing else passes API Gateway as it is
+            if len(content) <= MOST_INLINE_BYTES and _passes(content):
                 return FileContent(content=content)
         return FileContent(url=objects.download_url(file.key, URL_SECONDS))
 
@@ -145,7 +147,7 @@ class BatchService(Batches):
             raise
 
     def batch(self, owner: Principal, batch_id: str) -> Batch:
-        found = self._store.batch(owner.tenant, batch_id) if batch_id.startswith(BATCH_ID) else None
+        found = self._store.batch(owner.tenant, batch_id) if _is_id(batch_id, BATCH_ID) else None
         if found is None:
             raise UnknownPathError(f"No batch found with id '{batch_id[:100]}'.", param="batch_id", code="not_found")
         return found
@@ -156,29 +158,31 @@ class BatchService(Batches):
 
     def cancel(self, owner: Principal, batch_id: str) -> Batch:
         batch = self.batch(owner, batch_id)
-        if batch.status is BatchStatus.CANCELLING:
-            return batch
-        moved = self._store.move(batch, BatchStatus.CANCELLING, self._clock.now(), only_from=_CANCELLABLE)
-        if moved is None:
-            status = self.batch(owner, batch_id).status
-            raise BatchConflictError(f"Cannot cancel a batch with status '{status}'.", code="batch_not_cancellable")
-        return moved
+        if batch.status is not BatchStatus.CANCELLING:
+            moved = self._store.move(batch, BatchStatus.CANCELLING, self._clock.now(), only_from=_CANCELLABLE)
+            batch = moved or self.batch(owner, batch_id)
+        if batch.status is not BatchStatus.CANCELLING:  # it has ended meanwhile, or before
+            message = f"Cannot cancel a batch with status '{batch.status}'."
+            raise BatchConflictError(message, code="batch_not_cancellable")
+        if BatchStatus.IN_PROGRESS not in batch.moments:  # it was perhaps never started, and nobody else would end it
+            self._starter().start(batch)
+        return batch
 
     def _claimed(self, owner: Principal, kind: str, name: str, asked: object, proposal: str) -> str:
         fingerprint = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
         return self._names.claim(owner.key_id, f"{kind}\n{name}", fingerprint, proposal)
 
     def _input(self, owner: Principal, file_id: str) -> StoredFile:
-        found = self._store.file(owner.tenant, file_id) if file_id.startswith(FILE_ID) else None
+        found = self._store.file(owner.tenant, file_id) if _is_id(file_id, FILE_ID) else None
         if found is None:
             raise InvalidRequestError(
-                f"There is no file '{file_id[:100]}': upload it with purpose 'batch' first.",
+                f"'input_file_id': there is no file '{file_id[:100]}'; upload it with purpose 'batch' first.",
                 param="input_file_id",
                 code="invalid_value",
             )
         if found.purpose != INPUT_PURPOSE:
             raise InvalidRequestError(
-                f"The file '{file_id}' has purpose '{found.purpose}'; a batch reads one with purpose 'batch'.",
+                f"'input_file_id': '{file_id}' has purpose '{found.purpose}'; a batch reads a file of purpose 'batch'.",
                 param="input_file_id",
                 code="invalid_purpose",
             )
@@ -217,6 +221,11 @@ def begin(batch: Batch, store: BatchStore, starter: BatchStarter) -> Made[Batch]
     return Made(known or batch, known=known is not None)
 
 
+def _is_id(text: str, kind: str) -> bool:
+    """What cannot be one is not looked for: DynamoDB takes no key of any length."""
+    return text.startswith(kind) and len(text) <= _MOST_ID and text.isascii()
+
+
 def _asked(order: BatchOrder) -> object:
     return [order.input_file_id, order.endpoint, order.completion_window, dict(order.metadata)]
 
@@ -225,9 +234,11 @@ def _no_file(file_id: str) -> UnknownPathError:
     return UnknownPathError(f"No such File object: {file_id[:100]}", param="id", code="not_found")
 
 
-def _is_text(content: bytes) -> bool:
+def _passes(content: bytes) -> bool:
+    """Whether a function can answer with it: text, for nothing else passes API Gateway as it is, and not too large as
+    a string of JSON, which may be twice as long."""
     try:
-        content.decode()
+        text = content.decode()
     except UnicodeDecodeError:
         return False
-    return True
+    return len(json.dumps(text, ensure_ascii=False).encode()) <= _MOST_ANSWER_BYTES

@@ -150,7 +150,8 @@ class Dispatcher:
         return delay
 
     def _wait(self, route: ModelRoute) -> float | None:
-        limits = [] if route.read_timeout_seconds is None else [route.read_timeout_seconds]
-        if self._deadline is not None:
-            limits.append(max(self._deadline - self._clock.monotonic(), _SHORTEST_WAIT))
-        return min(limits, default=None)
+        own = route.read_timeout_seconds
+        if self._deadline is None:
+            return own
+        left = max(self._deadline - self._clock.monotonic(), _SHORTEST_WAIT)
+        return left if own is None else min(own, left)

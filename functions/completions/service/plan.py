@@ -80,7 +80,9 @@ def planned(request: CompletionRequest, route: ModelRoute, abilities: Abilities)
     told = abilities.max_stops
     untold = () if told is None else request.stop[told:]
     cut = dict.fromkeys((*unheard, *untold, *infill_stops(request, route), *route.stop_tokens))
-    sent = replace(with_infill(request, route), stop=request.stop[:told])
+    sent = with_infill(request, route)
+    if untold:
+        sent = replace(sent, stop=request.stop[:told])
     if ranked:
         sent = replace(sent, n=request.best_of, logprobs=request.logprobs or 0)
     if echoed:
@@ -107,6 +109,8 @@ def _calls(request: CompletionRequest, abilities: Abilities) -> tuple[PlannedCal
 
 
 def _call(request: CompletionRequest, batch: tuple[int, ...], candidates: range) -> PlannedCall:
+    if len(batch) == len(request.prompts) and len(candidates) == request.n:  # the whole of it
+        return PlannedCall(request, tuple(range(request.choice_count)), batch)
     sampling = request.sampling
     if sampling.seed is not None and candidates.start > 0:
         sampling = replace(sampling, seed=_int64(sampling.seed + candidates.start))

@@ -8,32 +8,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from completions.domain.completion import Completion, CompletionChunk, CompletionRequest, Usage
-from completions.domain.errors import BackendUnavailableError, CompletionError
+from completions.domain.errors import BackendUnavailableError, CompletionError, ServiceError
+from completions.domain.events import RetryLaterError
 from completions.domain.metering import Outcome, Principal, Reservation, plain_reservation
-from completions.domain.ports import AsynchronousBackend, Backend, Clock, Registry, Ticket, UpstreamCall, UsageLedger
+from completions.domain.ports import AsynchronousBackend, Backend, Clock, Registry, UpstreamCall, UsageLedger
+from completions.domain.submissions import Submission, UnansweredError
 from completions.service.answer import Drafts, Tally, best_choices
 from completions.service.complete import CallContext
 from completions.service.meter import Meter
 from completions.service.plan import Plan, chosen_route, planned
 from completions.service.pricing import charge, most
 
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """A claim that waits for its answer: where that will be, and the claim's facts, ``plain_reservation``."""
-
-    ticket: Ticket
-    model: str
-    reservation: Mapping[str, str | int | bool | None]
+_AGAIN_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """The end of a submission, and its usage record in plain attributes. ``nanos`` is what it cost."""
+    """The answer of a submission, and its usage record in plain attributes. ``nanos`` is what it cost."""
 
-    completion: Completion | None
+    completion: Completion
     record: Mapping[str, object]
     total_ms: int
     nanos: int = 0
@@ -89,9 +85,15 @@ class SubmittedCompletions:
         return Submission(ticket, route.model_id, plain_reservation(reservation))
 
     def collect(self, request: CompletionRequest, submission: Submission) -> Collected:
-        """The answer that is there. Raises ``BackendUnavailableError`` while there is none, and any other
-        ``CompletionError`` for a failure, which ``failed`` makes a record of."""
-        plan = self._plan(request, submission.model)
+        """The answer that is there. Raises ``UnansweredError`` while there is none, ``RetryLaterError`` where that
+        cannot be told now, and any other ``CompletionError`` for a failure."""
+        try:
+            route = self._registry.route(submission.model)
+        except ServiceError as error:
+            raise RetryLaterError(f"the registry: {error.detail}", _AGAIN_SECONDS) from error
+        if route is None:
+            raise UnansweredError("The model is not available right now.", detail=f"no route {submission.model!r}")
+        plan = planned(request, route, self._abilities.abilities(route))
         tally, drafts = Tally(plan.request.choice_count, plan.request.prompts), Drafts()
         for chunk in plan.pipeline(self._chunks(submission, plan)):
             tally.add(chunk)
@@ -100,17 +102,12 @@ class SubmittedCompletions:
         choices = best_choices(drafts.choices(), request) if plan.ranked else drafts.choices()
         price = plan.route.price
         cost = charge(tally.usage, price)
-        record = self._record(submission, Outcome.SUCCEEDED, tally.usage) | {
+        record = self._record(submission, tally.usage) | {
             "nanos": cost.nanos,
             "price_version": None if price is None else price.version,
         }
         completion = Completion(submission.model, choices, tally.usage)
         return Collected(completion, record, self._since(submission), cost.nanos)
-
-    def failed(self, submission: Submission, error: CompletionError) -> Collected:
-        """What is settled when there will be no answer: nothing is charged for it."""
-        record = self._record(submission, Outcome.FAILED, Usage(0, 0)) | {"error": type(error).__name__}
-        return Collected(None, record, self._since(submission))
 
     def _chunks(self, submission: Submission, plan: Plan) -> Sequence[CompletionChunk]:
         return self._backend.collect(submission.ticket, plan.calls[0].request, plan.route)
@@ -125,16 +122,14 @@ class SubmittedCompletions:
         began = datetime.fromisoformat(str(submission.reservation["created_at"]))
         return round((self._clock.now() - began).total_seconds() * 1000)
 
-    def _record(self, submission: Submission, outcome: Outcome, usage: Usage) -> dict[str, object]:
+    def _record(self, submission: Submission, usage: Usage) -> dict[str, object]:
         return {
             **submission.reservation,
-            "outcome": outcome.value,
+            "outcome": Outcome.SUCCEEDED.value,
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "cached_tokens": usage.cached_tokens,
             "estimated": usage.estimated,
-            "nanos": 0,
-            "price_version": None,
             "queue_ms": 0,
             "first_token_ms": None,
             "total_ms": self._since(submission),

@@ -68,6 +68,7 @@ def _written(kept: KeptReply) -> bytes:
         else [usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.estimated],
         "nanos": reply.nanos,
         "error": reply.error,
+        "message": reply.message,
         "record": kept.record,
     }
     return json.dumps(plain).encode()
@@ -84,5 +85,6 @@ def _read(content: bytes) -> KeptReply:
         None if usage is None else Usage(*usage),
         plain["nanos"],
         plain["error"],
+        plain["message"],
     )
     return KeptReply(reply, plain["record"])

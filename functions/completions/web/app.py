@@ -1,13 +1,17 @@
-"""HTTP glue, blind to dialects and containers: routes, the order of checks, buffered and streamed replies."""
+"""HTTP glue, blind to dialects and containers: routes, the order of checks, buffered and streamed replies.
+
+The apps are FastAPI's, not bare Starlette: the project's users have fixed that (it is part of the frame, not a choice
+to be optimised away). What FastAPI would do to each request is left out where nothing needs it (``_Route``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Annotated
+from typing import Any
+from urllib.parse import parse_qsl
 
-from anyio.to_thread import current_default_thread_limiter
-from fastapi import Depends, FastAPI, Request, Response
+from anyio.to_thread import current_default_thread_limiter, run_sync
 from starlette.exceptions import HTTPException
 from starlette.types import Lifespan
 
@@ -27,9 +31,12 @@ from completions.service.complete import CallContext, CompletionService
 from completions.web.arrival import Arrival
 from completions.web.auth import Authenticator, require_admin
 from completions.web.cors import allow_origins
+from completions.web.framework import APIRoute, FastAPI, Request, Response
 from completions.web.idempotency import logical_request
 from completions.web.middleware import RequestMiddleware
 from completions.web.sse import StreamedReply
+
+_Answer = Callable[[WireRequest, Request], Response]
 
 
 def completions_app(
@@ -47,7 +54,7 @@ def completions_app(
     """
     app = _app(next(iter(endpoints.values())), clock, origins, _threads_for(requests_at_once))
     for path, dialect in endpoints.items():
-        app.add_api_route(path, _completing(dialect, service, authenticator, clock), methods=["POST"])
+        _add_route(app, "POST", path, _completing(dialect, service, authenticator, clock))
     return app
 
 
@@ -63,8 +70,7 @@ def resources_app(
     """The app of a dialect's other routes; each wants to know who asks, and shows the models that one may use."""
     app = _app(dialect, clock, origins)
     for resource in resources:
-        reply = _replying(dialect, resource, registry, authenticator)
-        app.add_api_route(resource.path, reply, methods=[resource.method])
+        _add_route(app, resource.method, resource.path, _replying(dialect, resource, registry, authenticator))
     return app
 
 
@@ -80,10 +86,8 @@ def _threads_for(requests: int) -> Lifespan[FastAPI]:
     return lifespan
 
 
-def _completing(
-    dialect: Dialect, service: CompletionService, authenticator: Authenticator, clock: Clock
-) -> Callable[..., Response]:
-    def complete(wire: Annotated[WireRequest, Depends(_wire_request)], request: Request) -> Response:
+def _completing(dialect: Dialect, service: CompletionService, authenticator: Authenticator, clock: Clock) -> _Answer:
+    def complete(wire: WireRequest, request: Request) -> Response:
         arrived: Arrival = request.state.arrival
         request.state.dialect = dialect
         canonical = _decoded(dialect, wire, authenticator, arrived)
@@ -102,7 +106,7 @@ def _completing(
         if canonical.stream:
             stream = service.stream(canonical, context)
             encoder = dialect.stream_encoder(canonical, _head(arrived, stream.model, stream.limits, clock))
-            return StreamedReply(stream, encoder, arrived.request_id, dialect.keepalive or b"")
+            return StreamedReply(stream, encoder, arrived.request_id, dialect.keepalive or b"", live=arrived.streamed)
         completion = service.complete(canonical, context)
         head = _head(arrived, completion.model, completion.limits, clock)
         return _response(dialect.encode(completion, canonical, head))
@@ -110,10 +114,8 @@ def _completing(
     return complete
 
 
-def _replying(
-    dialect: Dialect, resource: Resource, registry: Registry, authenticator: Authenticator
-) -> Callable[..., Response]:
-    def reply(wire: Annotated[WireRequest, Depends(_wire_request)], request: Request) -> Response:
+def _replying(dialect: Dialect, resource: Resource, registry: Registry, authenticator: Authenticator) -> _Answer:
+    def reply(wire: WireRequest, request: Request) -> Response:
         principal = authenticator.authenticate(dialect, wire, caller=request.state.arrival.caller)
         if resource.admins:
             require_admin(principal)
@@ -129,23 +131,47 @@ def _app(dialect: Dialect, clock: Clock, origins: Sequence[str], lifespan: Lifes
     allow_origins(app, origins)
     app.add_exception_handler(CompletionError, _error_handler(dialect, clock))
     app.add_exception_handler(HTTPException, _error_handler(dialect, clock))
-    app.add_api_route("/healthz", _health, methods=["GET"])  # what Lambda Web Adapter waits for
+    # what Lambda Web Adapter waits for
+    _add_route(app, "GET", "/healthz", lambda *_: Response("ok", media_type="text/plain"))
     return app
 
 
-def _health() -> Response:
-    return Response("ok", media_type="text/plain")
+class _Route(APIRoute):
+    """FastAPI's route, but for what it does to a request: no endpoint here has parameters or dependencies to solve."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The endpoint itself."""
+        handler: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
+        return handler
+
+
+def _add_route(app: FastAPI, method: str, path: str, answer: _Answer) -> None:
+    """Let ``answer``, which may wait for others, serve ``path``: in a thread, so that the loop serves others meanwhile.
+
+    In the buffered form there are no others, and a thread would be made for each request.
+    """
+
+    async def serve(request: Request) -> Response:
+        wire = await _wire_request(request)
+        arrived: Arrival = request.state.arrival
+        return await run_sync(answer, wire, request) if arrived.streamed else answer(wire, request)
+
+    app.router.add_api_route(path, serve, methods=[method], response_model=None, route_class_override=_Route)
 
 
 async def _wire_request(request: Request) -> WireRequest:
+    query = parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    headers: dict[str, str] = {}
+    for name, value in request.scope["headers"]:
+        headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
     return WireRequest(
         method=request.method,
-        path=request.url.path,
-        query=dict(request.query_params),
-        headers=dict(request.headers),
+        path=request.scope["path"],
+        query=dict(query),
+        headers=headers,
         body=await request.body(),
         path_parameters=request.path_params,
-        query_items=request.query_params.multi_items(),
+        query_items=query,
     )
 
 
@@ -158,8 +184,8 @@ def _decoded(dialect: Dialect, wire: WireRequest, authenticator: Authenticator, 
         raise
 
 
-def _error_handler(dialect: Dialect, clock: Clock) -> Callable[[Request, Exception], Response]:
-    def handle(request: Request, error: Exception) -> Response:
+def _error_handler(dialect: Dialect, clock: Clock) -> Callable[[Request, Exception], Coroutine[Any, Any, Response]]:
+    async def handle(request: Request, error: Exception) -> Response:  # async, or a thread would be waited for
         canonical = _canonical(request, error)
         request_id = request.state.arrival.request_id
         if isinstance(canonical, ServiceError):

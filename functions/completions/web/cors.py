@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
+
+from completions.web.framework import FastAPI
 
 _METHODS: Final = ("GET", "POST", "DELETE")
 _LIMITS: Final = [

@@ -10,7 +10,7 @@ import base64
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import parse_qs
@@ -30,6 +30,11 @@ class HttpRequest:
     source_ip: str
     resource: str
     path_parameters: Mapping[str, str]
+
+    @property
+    def media_type(self) -> str:
+        """Of its body, without parameters."""
+        return dict(self.headers).get("content-type", "").partition(";")[0].strip().lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +97,9 @@ def request_context(request: HttpRequest) -> dict[str, Any]:
     }
 
 
-def proxy_event(request: HttpRequest) -> dict[str, Any]:
-    """The event of a buffered function."""
+def proxy_event(request: HttpRequest, binary_media_types: Collection[str] = ()) -> dict[str, Any]:
+    """The event of a buffered function. A body of a binary type travels as base64, any other one as text."""
+    binary = request.media_type in binary_media_types
     headers: dict[str, list[str]] = {}
     for name, value in request.headers:
         headers.setdefault(name, []).append(value)
@@ -109,9 +115,13 @@ def proxy_event(request: HttpRequest) -> dict[str, Any]:
         "pathParameters": dict(request.path_parameters) or None,
         "stageVariables": None,
         "requestContext": request_context(request),
-        "body": request.body.decode(errors="replace") if request.body else None,
-        "isBase64Encoded": False,
+        "body": _body(request.body, binary=binary) if request.body else None,
+        "isBase64Encoded": binary,
     }
+
+
+def _body(body: bytes, *, binary: bool) -> str:
+    return base64.b64encode(body).decode() if binary else body.decode(errors="replace")
 
 
 def proxy_reply(result: Mapping[str, Any]) -> HttpReply:

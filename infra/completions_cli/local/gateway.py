@@ -45,6 +45,7 @@ class Gateway:
             ]
         self._routes.sort(key=lambda entry: "{" in entry[1].path)  # a literal path wins over a parameter
         self._replies = template.replies
+        self._binary = template.binary_media_types
         self._executor = ThreadPoolExecutor(workers, "lambda")
 
     def close(self) -> None:
@@ -73,7 +74,9 @@ class Gateway:
             resource=route.path,
             path_parameters=parameters,
         )
-        if route.streamed:
+        if request.media_type in self._binary and 4 * len(body) > 3 * MAX_LAMBDA_BYTES:  # as base64
+            await self._own_reply(scope, send, "REQUEST_TOO_LARGE", 413, "Request Too Long")
+        elif route.streamed:
             await target(_adapted(scope, route.function, request), _replaying(body, receive), send)
         else:
             await self._invoke(route, target, request, scope, send)
@@ -87,7 +90,7 @@ class Gateway:
     async def _invoke(self, route: Route, handler: Handler, request: HttpRequest, scope: Scope, send: Send) -> None:
         context = LambdaContext(route.function.name, route.function.timeout)
         loop = asyncio.get_running_loop()
-        call = loop.run_in_executor(self._executor, _call, handler, proxy_event(request), context)
+        call = loop.run_in_executor(self._executor, _call, handler, proxy_event(request, self._binary), context)
         try:
             reply = proxy_reply(await asyncio.wait_for(call, MAX_BUFFERED_SECONDS))
         except TimeoutError:

@@ -1,16 +1,19 @@
-"""moto's server, held to two promises of DynamoDB's that the local stack relies on.
+"""moto's server, held to what the local stack relies on.
 
-Writes are atomic: requests are served one at a time, since moto's own steps may be interleaved by its threads. And a
-transaction that fails takes back what it wrote and no more: moto copies the whole table before each one, which takes
-long for a table of some size, and puts the copy in the table's place, which leaves those who read its stream behind.
+DynamoDB's writes are atomic: requests are served one at a time, since moto's own steps may be interleaved by its
+threads. A transaction that fails takes back what it wrote and no more: moto copies the whole table before each one,
+which takes long for a table of some size, and puts the copy in the table's place, which leaves those who read its
+stream behind. And a long poll of SQS lets the others by: moto's own waits inside of one request.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from threading import Lock, Thread
 from typing import Any, Final
 
@@ -23,20 +26,35 @@ from werkzeug.serving import make_server
 
 _SERVING: Final = Lock()  # all servers of a process have the same tables
 _MOST_ITERATORS: Final = 100
+_LOOK_SECONDS: Final = 0.05
 
 _transact: Final = DynamoDBBackend.transact_write_items
 _get_records: Final = DynamoDBStreamsBackend.get_records
 
+App = Callable[..., Iterable[bytes]]
+
 
 @contextmanager
 def moto_dynamodb() -> Iterator[str]:
-    """moto's server on a free loopback port; its URL."""
+    """moto's server on a free loopback port; its URL. It has every service of moto's, loaded when it is asked for."""
+    with _serving(_services()) as url:
+        yield url
+
+
+@contextmanager
+def moto_behind(prepare: Callable[[], None]) -> Iterator[str]:
+    """Another door to the same services: who comes by it first waits for ``prepare``, which takes the other door."""
+    with _serving(_prepared(_services(), prepare)) as url:
+        yield url
+
+
+@contextmanager
+def _serving(app: App) -> Iterator[str]:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     DynamoDBBackend.transact_write_items = _transact_in_place  # type: ignore[method-assign, assignment]
     DynamoDBStreamsBackend.get_records = _get_records_and_forget  # type: ignore[method-assign, assignment]
-    app = DomainDispatcherApplication(create_backend_app)
-    server = make_server("127.0.0.1", 0, _one_at_a_time(app), threaded=True, request_handler=MotoRequestHandler)
-    thread = Thread(target=server.serve_forever, daemon=True)
+    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=MotoRequestHandler)
+    thread = Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
@@ -46,12 +64,70 @@ def moto_dynamodb() -> Iterator[str]:
         server.server_close()
 
 
-def _one_at_a_time(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
+@cache
+def _services() -> App:
+    app: App = DomainDispatcherApplication(create_backend_app)
+
     def serial(environ: Any, start_response: Any) -> Iterable[bytes]:
+        if environ.get("HTTP_X_AMZ_TARGET") == "AmazonSQS.ReceiveMessage":
+            _let_others_by()
         with _SERVING:
             return app(environ, start_response)
 
     return serial
+
+
+def _prepared(app: App, prepare: Callable[[], None]) -> App:
+    preparing = Lock()
+    ready = False
+
+    def guarded(environ: Any, start_response: Any) -> Iterable[bytes]:
+        nonlocal ready
+        with preparing:
+            if not ready:
+                prepare()
+                ready = True
+        return app(environ, start_response)
+
+    return guarded
+
+
+@cache
+def _let_others_by() -> None:
+    from moto.sqs.models import Message, SQSBackend  # noqa: PLC0415 - most who use this server never ask SQS
+
+    receive = SQSBackend.receive_message
+
+    def receive_in_turns(
+        backend: SQSBackend, queue_name: str, count: int, wait_seconds_timeout: int, *rest: Any
+    ) -> list[Message]:
+        until = time.monotonic() + wait_seconds_timeout
+        while True:
+            found: list[Message] = receive(backend, queue_name, count, 0, *rest)
+            if found or time.monotonic() >= until:
+                return found
+            _SERVING.release()
+            try:
+                time.sleep(_LOOK_SECONDS)
+            finally:
+                _SERVING.acquire()
+
+    SQSBackend.receive_message = receive_in_turns  # type: ignore[method-assign, assignment]
+
+
+@cache
+def tell_uploads_once() -> None:
+    """From now on an upload in parts is one event of the bucket's: moto tells the object's, too."""
+    from moto.s3.models import S3Backend  # noqa: PLC0415 - most who use this server never ask S3
+
+    put: Any = S3Backend.put_object
+
+    def put_in_silence(backend: S3Backend, *place: Any, multipart: Any = None, **rest: Any) -> Any:
+        if multipart is not None:
+            rest["disable_notification"] = True
+        return put(backend, *place, multipart=multipart, **rest)
+
+    S3Backend.put_object = put_in_silence  # type: ignore[method-assign, assignment]
 
 
 def _transact_in_place(backend: DynamoDBBackend, transact_items: Sequence[Mapping[str, Mapping[str, Any]]]) -> None:

@@ -20,7 +20,8 @@ def running_schedules(triggers: Sequence[ScheduleTrigger]) -> Iterator[None]:
     """While this lasts, each trigger's function is called when its time has come."""
     stop = Event()
     threads = [
-        Thread(target=run_schedule, args=(trigger, trigger.target.load(), stop), daemon=True) for trigger in triggers
+        Thread(target=run_schedule, args=(trigger, trigger.target.when_called(), stop), daemon=True)
+        for trigger in triggers
     ]
     for thread in threads:
         thread.start()

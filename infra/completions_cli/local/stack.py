@@ -12,22 +12,26 @@ from typing import Final
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from completions.clients import build_dynamodb_client
+from completions.clients import build_dynamodb_client, build_s3_client
 from completions.domain.catalog import Capability, ModelRoute, Parameter
 from completions.domain.completion import ConstraintKind
 from completions_cli.local.gateway import Gateway
 from completions_cli.local.gguf import serving_gguf
 from completions_cli.local.lmi_container import create_lmi_container
 from completions_cli.local.model_container import create_model_container
+from completions_cli.local.moto_server import moto_behind
 from completions_cli.local.ngram import NGramModel, standard_library
+from completions_cli.local.pipeline_template import read_pipelines
+from completions_cli.local.pipelines import LocalPipelines, PipelinePlan, pipeline_environment
 from completions_cli.local.sagemaker_runtime import SageMakerRuntime
 from completions_cli.local.schedule import running_schedules
 from completions_cli.local.server import bind, serving
+from completions_cli.local.state_machine import StateMachines, read_state_machines, serving_state_machines
 from completions_cli.local.stream_poller import polling_streams
 from completions_cli.local.tables import LOCAL_KEY, create_tables, moto_dynamodb, seed_registry
 from completions_cli.local.template import read_gateway
 from completions_cli.local.tgi_container import create_tgi_container
-from completions_cli.local.triggers import schedule_triggers, stream_triggers
+from completions_cli.local.triggers import queue_triggers, rule_triggers, schedule_triggers, stream_triggers
 
 REGISTRY_TABLE: Final = "RegistryTable"
 USAGE_TABLE: Final = "UsageTable"
@@ -54,7 +58,8 @@ class StackOptions:
     """``upstream`` is the base URL of an OpenAI-compatible server that answers in place of the embedded model;
     ``gguf`` a model file for llama.cpp. ``tokens_per_second`` paces the embedded model, 0 is as fast as it can.
     ``settings`` are further environment variables of the functions. With ``triggers`` the functions behind the table's
-    stream and behind schedules run, too."""
+    stream, behind schedules, queues and events run, too. ``retry_factor`` is how much of the waits between two attempts
+    that a state machine and an event's function declare is waited here."""
 
     port: int = 8080
     template: Path = Path("template.yaml")
@@ -68,6 +73,7 @@ class StackOptions:
     gguf: Path | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     triggers: bool = True
+    retry_factor: float = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +103,15 @@ def running_stack(options: StackOptions) -> Iterator[LocalStack]:
         urls = cleanup.enter_context(_containers(options, stopping))
         containers = {route.endpoint_name: urls[route.family] for route in routes}
         sagemaker = cleanup.enter_context(SageMakerRuntime(containers, _upstream_headers(options)))
-        dynamodb_url = options.dynamodb_url or cleanup.enter_context(moto_dynamodb())
-        environment = {**_environment(sagemaker.url, dynamodb_url), **options.settings}
+        moto_url = cleanup.enter_context(moto_dynamodb())
+        dynamodb_url = options.dynamodb_url or moto_url
+        environment = {
+            **_environment(sagemaker.url, dynamodb_url),
+            **cleanup.enter_context(_pipelines(options, moto_url)),
+            "COMPLETIONS_BASE_URL": f"http://127.0.0.1:{listener.getsockname()[1]}",
+            "COMPLETIONS_API_KEY": LOCAL_KEY,
+            **options.settings,
+        }
         os.environ.update(environment)
         _prepare_tables(options, routes, dynamodb_url)
         gateway = Gateway(template)
@@ -113,6 +126,27 @@ def running_stack(options: StackOptions) -> Iterator[LocalStack]:
             # what the functions wait for ends first, so that each of them can still settle its claim
             stopping.set()
             sagemaker.stop()
+
+
+@contextmanager
+def _pipelines(options: StackOptions, moto_url: str) -> Iterator[dict[str, str]]:
+    """What comes by events, and the environment that leads to it."""
+    declared = read_pipelines(options.template.parent / "infra" / "pipelines.yaml")
+    plan = PipelinePlan(declared, retry_factor=options.retry_factor)
+    if options.triggers:
+        plan = replace(
+            plan,
+            queues=queue_triggers(options.template, declared),
+            rules=rule_triggers(options.template, declared),
+        )
+    machines = read_state_machines(options.template)
+    service = StateMachines(machines, build_s3_client, retry_factor=options.retry_factor)
+    pipelines = LocalPipelines(plan, moto_url)
+    with ExitStack() as cleanup:
+        url = cleanup.enter_context(moto_behind(pipelines.start))
+        cleanup.callback(pipelines.stop)
+        states_url = cleanup.enter_context(serving_state_machines(service))
+        yield pipeline_environment(declared, machines, services_url=url, states_url=states_url)
 
 
 def _prepare_tables(options: StackOptions, routes: Sequence[ModelRoute], url: str) -> None:

@@ -14,6 +14,11 @@ from typing import Any, Final
 
 import yaml
 
+try:
+    from yaml import CSafeLoader as _SafeLoader
+except ImportError:  # a PyYAML without libyaml reads the same, ten times as long
+    from yaml import SafeLoader as _SafeLoader  # type: ignore[assignment]
+
 LAMBDA_DEFAULT_SECONDS: Final = 3
 _NO_VALUE: Final = {"Ref": "AWS::NoValue"}
 _GATEWAY_HEADER: Final = "gatewayresponse.header."
@@ -62,17 +67,18 @@ class GatewayReply:
 
 @dataclass(frozen=True, slots=True)
 class GatewayTemplate:
-    """All that the gateway serves."""
+    """All that the gateway serves. Bodies of ``binary_media_types`` reach a function as base64."""
 
     routes: tuple[Route, ...]
     replies: Mapping[str, GatewayReply]
+    binary_media_types: frozenset[str] = frozenset()
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(_SafeLoader):
     """YAML with CloudFormation's short intrinsics, read as their long form."""
 
 
-def _intrinsic(loader: yaml.SafeLoader, name: str, node: yaml.Node) -> Any:
+def _intrinsic(loader: _SafeLoader, name: str, node: yaml.Node) -> Any:
     key = name if name in ("Ref", "Condition") else f"Fn::{name}"
     if isinstance(node, yaml.ScalarNode):
         value = str(loader.construct_scalar(node))
@@ -116,12 +122,14 @@ def read_gateway(path: Path, parameters: Mapping[str, str]) -> GatewayTemplate:
     }
     routes: list[Route] = []
     replies: dict[str, GatewayReply] = {}
+    binary: set[str] = set()
     for kind, properties in present.values():
         if kind == "AWS::Serverless::Api":
             routes += _defined_routes(properties.get("DefinitionBody", {}), functions)
             answers = properties.get("DefinitionBody", {}).get("x-amazon-apigateway-gateway-responses", {})
             replies |= {kind: _reply(reply) for kind, reply in answers.items()}
-    return GatewayTemplate(tuple(routes), replies)
+            binary |= set(properties.get("DefinitionBody", {}).get("x-amazon-apigateway-binary-media-types", ()))
+    return GatewayTemplate(tuple(routes), replies, frozenset(binary))
 
 
 def _function(name: str, properties: Mapping[str, Any]) -> Function:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import NoReturn
 
@@ -25,16 +24,11 @@ FAILURE = BackendError("The model failed to answer.")
 
 
 class Time:
-    """The clock that Powertools reads, and ours."""
+    """The clock that circuits read."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.moment = 1_700_000_000.0
-
-        stopped = SimpleNamespace(now=lambda: dt.datetime.fromtimestamp(self.moment, dt.UTC))
-        for module in ("base", "persistence.base"):
-            path = f"aws_lambda_powertools.utilities.circuit_breaker.{module}.dt"
-            monkeypatch.setattr(path, SimpleNamespace(datetime=stopped))
-        monkeypatch.setattr("completions.backends.circuit.time.time", lambda: self.moment)
+        self.moment = 1_000.0
+        monkeypatch.setattr("completions.backends.circuit.time", SimpleNamespace(monotonic=lambda: self.moment))
 
 
 @pytest.fixture
@@ -49,10 +43,10 @@ def circuits() -> EndpointCircuits:
 
 @pytest.fixture
 def endpoint() -> str:
-    return str(uuid.uuid4())  # the counters are the process's
+    return "endpoint"
 
 
-def raising(error: Exception) -> Callable[[], NoReturn]:
+def raising(error: BaseException) -> Callable[[], NoReturn]:
     def ask() -> NoReturn:
         raise error
 
@@ -139,3 +133,39 @@ def test_after_the_pause_one_failure_opens_it_again(circuits: EndpointCircuits, 
 def test_one_endpoint_says_nothing_about_another(circuits: EndpointCircuits, endpoint: str, clock: Time) -> None:
     fail(circuits, endpoint, times=3)
     assert not is_open(circuits, endpoint + "/component")
+
+
+def test_while_one_call_finds_out_the_others_are_turned_away(
+    circuits: EndpointCircuits, endpoint: str, clock: Time
+) -> None:
+    fail(circuits, endpoint, times=3)
+    clock.moment += 31
+    assert circuits.call(endpoint, lambda: is_open(circuits, endpoint))
+    assert not is_open(circuits, endpoint)
+
+
+def test_where_the_one_that_finds_out_never_tells_another_does_in_time(
+    circuits: EndpointCircuits, endpoint: str, clock: Time
+) -> None:
+    fail(circuits, endpoint, times=3)
+    clock.moment += 31
+    with pytest.raises(KeyboardInterrupt):
+        circuits.call(endpoint, raising(KeyboardInterrupt()))
+    assert is_open(circuits, endpoint)
+    clock.moment += 31
+    assert circuits.call(endpoint, lambda: "back") == "back"
+    assert not is_open(circuits, endpoint)
+
+
+def test_a_late_answer_to_an_earlier_call_does_not_close_it(
+    circuits: EndpointCircuits, endpoint: str, clock: Time
+) -> None:
+    circuits.call(endpoint, lambda: fail(circuits, endpoint, times=3))
+    assert is_open(circuits, endpoint)
+
+
+def test_many_threads_lose_no_failure(endpoint: str) -> None:
+    circuits = EndpointCircuits(failures=64, seconds=30)
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda _: fail(circuits, endpoint), range(64)))
+    assert is_open(circuits, endpoint)

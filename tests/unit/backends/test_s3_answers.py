@@ -181,3 +181,15 @@ def test_an_upload_that_reaches_nobody_may_be_repeated(connect: Connect) -> None
     with pytest.raises(BackendUnavailableError) as caught:
         upload(connect(NOBODY), ANSWERS, b"x", "application/json")
     assert caught.value.recourse is Recourse.AGAIN
+
+
+@pytest.mark.parametrize(
+    ("seen", "sure"),
+    [(MISSING, True), (HIDDEN, True), (refusal(503, "SlowDown"), False)],
+    ids=["missing", "hidden", "busy"],
+)
+def test_only_s3s_own_word_that_there_is_nothing_is_sure(connect: Connect, seen: Reply, sure: bool) -> None:
+    with scripted_server(lambda request: seen if "failures" in request.path else MISSING) as s3:
+        box = AnswerBox(connect(s3.url), ANSWERS, FAILURES)
+        assert box.look() is None
+        assert box.is_sure is sure

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import boto3
 import pytest
+from botocore.config import Config
 
 from completions.backends.circuit import EndpointCircuits
 from completions.backends.codec import EncodeOptions
@@ -38,7 +39,9 @@ from completions.domain.errors import (
     RequestTooLargeError,
     TruncatedStreamError,
 )
-from completions.domain.ports import UpstreamCall
+from completions.domain.events import RetryLaterError
+from completions.domain.ports import Ticket, UpstreamCall
+from completions.domain.submissions import UnansweredError
 from completions.settings import Settings, SettingsError, read_settings
 from completions_cli.local.async_inference import AsyncInference
 from completions_cli.local.faults import Fault, Refusal
@@ -398,3 +401,17 @@ def test_the_bucket_for_inputs_is_a_setting(uri: str) -> None:
 def test_a_setting_that_is_no_bucket_is_refused_at_start(uri: str) -> None:
     with pytest.raises(SettingsError, match="ASYNC_INPUT_S3_URI"):
         read_settings({"REGISTRY_TABLE": "keys", "USAGE_TABLE": "usage", "ASYNC_INPUT_S3_URI": uri})
+
+
+def test_an_answer_that_is_fetched_later_is_there_or_not_or_cannot_be_told(
+    backend: SageMakerBackend, connect: Connect, runtime: SageMakerRuntime
+) -> None:
+    ticket = Ticket(f"s3://{OUTPUT_BUCKET}/never.out")
+    with pytest.raises(UnansweredError) as raised:
+        backend.collect(ticket, request(), ROUTE)
+    assert raised.value.detail == "answer NoSuchKey"
+    with scripted_server(lambda _: Reply(503, b"")) as busy:
+        config = Config(retries={"total_max_attempts": 1})
+        connect.s3 = connect.cleanup.enter_context(closing(boto3.client("s3", endpoint_url=busy.url, config=config)))
+        with pytest.raises(RetryLaterError):
+            connect(runtime.url).collect(ticket, request(), ROUTE)

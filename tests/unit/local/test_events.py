@@ -110,6 +110,12 @@ def test_every_request_has_an_id_of_its_own() -> None:
 # Replies
 
 
+def test_a_body_of_a_binary_type_travels_as_base64() -> None:
+    headers = [("content-type", 'Multipart/form-data; boundary="b"')]
+    event = proxy_event(http_request(method="POST", body=b"\xff\r\n", headers=headers), {"multipart/form-data"})
+    assert (event["body"], event["isBase64Encoded"]) == ("/w0K", True)
+
+
 def test_a_text_body_is_sent_as_utf_8() -> None:
     assert proxy_reply({"statusCode": 200, "body": "\u00e9"}) == HttpReply(200, [], "\u00e9".encode())
 

@@ -8,8 +8,17 @@ from typing import Any
 
 import pytest
 
+from completions_cli.local.pipeline_template import Pipelines, read_pipelines
 from completions_cli.local.template import TemplateError
-from completions_cli.local.triggers import matches, schedule_triggers, stream_triggers
+from completions_cli.local.triggers import (
+    Target,
+    function_name,
+    matches,
+    queue_triggers,
+    rule_triggers,
+    schedule_triggers,
+    stream_triggers,
+)
 
 TEMPLATE = """
 Globals:
@@ -98,3 +107,81 @@ def test_a_filter_passes_what_lambda_would(pattern: Any, passes: bool) -> None:
 def test_a_rule_nobody_wrote_here_is_an_error() -> None:
     with pytest.raises(TemplateError, match="prefix"):
         matches({"eventName": [{"prefix": "MOD"}]}, EVENT)
+
+
+PIPELINES = """
+Resources:
+  Work: {Type: AWS::SQS::Queue}
+  Lost: {Type: AWS::SQS::Queue}
+  Bus: {Type: AWS::Events::EventBus}
+Outputs:
+  WorkArn: {Value: !GetAtt Work.Arn}
+  BusName: {Value: !Ref Bus}
+"""
+QUEUE = "{Type: SQS, Properties: {Queue: !GetAtt Pipelines.Outputs.%s, %s}}"
+RULE = "{Type: EventBridgeRule, Properties: {Pattern: {source: [a, !GetAtt Pipelines.Outputs.BusName]}, %s}}"
+
+
+def pipelines(folder: Path) -> Pipelines:
+    path = folder / "pipelines.yaml"
+    path.write_text(PIPELINES)
+    return read_pipelines(path)
+
+
+def test_a_queues_mapping_is_read(tmp_path: Path) -> None:
+    event = QUEUE % (
+        "WorkArn",
+        "BatchSize: 7, MaximumBatchingWindowInSeconds: 2, FunctionResponseTypes: [ReportBatchItemFailures], "
+        "ScalingConfig: {MaximumConcurrency: 3}",
+    )
+    (trigger,) = queue_triggers(template(tmp_path, event), pipelines(tmp_path))
+    assert (trigger.target.name, trigger.queue.name) == ("Worker", "Work")
+    assert (trigger.batch_size, trigger.window_seconds, trigger.partial, trigger.most_at_once) == (7, 2, True, 3)
+
+
+def test_a_queues_mapping_has_lambdas_defaults(tmp_path: Path) -> None:
+    (trigger,) = queue_triggers(template(tmp_path, QUEUE % ("WorkArn", "Enabled: true")), pipelines(tmp_path))
+    assert (trigger.batch_size, trigger.window_seconds, trigger.partial) == (10, 0, False)
+
+
+def test_a_rule_is_read_with_what_it_refers_to(tmp_path: Path) -> None:
+    event = RULE % "EventBusName: !GetAtt Pipelines.Outputs.BusName"
+    (trigger,) = rule_triggers(template(tmp_path, event), pipelines(tmp_path))
+    assert (trigger.name, trigger.bus, trigger.pattern) == ("WorkerOne", "Bus", {"source": ["a", "Bus"]})
+    assert (trigger.attempts, trigger.failures) == (3, None)
+
+
+def test_a_rule_that_is_off_calls_nobody(tmp_path: Path) -> None:
+    assert rule_triggers(template(tmp_path, RULE % "State: DISABLED"), pipelines(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("event", "error"),
+    [
+        (QUEUE % ("None", "BatchSize: 1"), "no output None"),
+        (QUEUE % ("BusName", "BatchSize: 1"), "declares no queue Bus"),
+        (QUEUE % ("WorkArn", "FilterCriteria: {Filters: []}"), "FilterCriteria"),
+        (RULE % "Input: x", "Input of a rule"),
+    ],
+)
+def test_a_trigger_that_cannot_be_followed_here_is_an_error(tmp_path: Path, event: str, error: str) -> None:
+    path, declared = template(tmp_path, event), pipelines(tmp_path)
+    with pytest.raises(TemplateError, match=error):
+        _ = [*queue_triggers(path, declared), *rule_triggers(path, declared)]
+
+
+@pytest.mark.parametrize("reference", [{"Ref": "X"}, {"Ref": "X.Alias"}, {"Fn::GetAtt": ["X", "Arn"]}])
+def test_a_function_is_known_by_its_references(reference: Any) -> None:
+    assert function_name(reference) == "X"
+
+
+@pytest.mark.parametrize("reference", ["X", {"Ref": "X.Version"}, {"Fn::GetAtt": ["X", "Name"]}])
+def test_what_is_no_reference_to_a_function_is_an_error(reference: Any) -> None:
+    with pytest.raises(TemplateError, match="not a function"):
+        function_name(reference)
+
+
+def test_a_function_is_imported_when_it_is_called_and_not_before() -> None:
+    call = Target("Worker", "no_such_module.handler", 3).when_called()
+    with pytest.raises(ModuleNotFoundError):
+        call({})

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from completions.domain.metering import Outcome
-from completions.metering.record_metrics import SWEEP_METRICS, RecordMetric, measurements, write_metrics
+from completions.metering.record_metrics import RecordMetric, measurements, write_metrics
 from completions.metering.rollup_items import Facts, RolledRecord
 from completions.metering.sweep import SweepCounts
+from completions.metering.sweep_metrics import SWEEP_METRICS
 
 LOST: dict[str, Any] = {
     "outcome": "lost",

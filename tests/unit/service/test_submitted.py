@@ -18,8 +18,10 @@ from completions.domain.errors import (
     ModelNotFoundError,
     TruncatedStreamError,
 )
+from completions.domain.events import RetryLaterError
 from completions.domain.metering import Outcome
 from completions.domain.ports import AsynchronousBackend, Ticket, UpstreamCall
+from completions.domain.submissions import UnansweredError
 from completions.metering.replay import read_logged
 from completions.service.complete import CallContext
 from completions.service.submitted import SubmittedCompletions
@@ -143,15 +145,31 @@ def test_an_answer_without_an_end_is_a_failure() -> None:
         bench.submitted.collect(request(), submission)
 
 
-def test_a_failure_costs_nothing_and_is_settled_by_its_name() -> None:
-    error = BackendUnavailableError("The model is not available right now.")
-    bench = Bench(Queue(error))
+class Away(InMemoryRegistry):
+    """A table that cannot be read, or that has forgotten its models."""
+
+    def __init__(self, failure: CompletionError | None) -> None:
+        super().__init__({}, [])
+        self._failure = failure
+
+    def route(self, model: str) -> ModelRoute | None:
+        if self._failure is not None:
+            raise self._failure
+        return None
+
+
+@pytest.mark.parametrize(
+    ("failure", "error"),
+    [(BackendUnavailableError("away", detail="throttled"), RetryLaterError), (None, UnansweredError)],
+    ids=["unread", "forgotten"],
+)
+def test_a_registry_that_is_away_is_no_failure_of_the_model(
+    failure: CompletionError | None, error: type[Exception]
+) -> None:
+    bench = Bench(Queue(ANSWER))
     submission = bench.submitted.submit(request(), bench.context(), bench.clock.now() + bench.hour)
-    with pytest.raises(BackendUnavailableError):
-        bench.submitted.collect(request(), submission)
+    abilities = ScriptedBackend()
+    later = SubmittedCompletions(Away(failure), abilities, Queue(ANSWER), bench.ledger, bench.clock)
 
-    failed = bench.submitted.failed(submission, error)
-
-    record = read_logged(failed.record)
-    assert (record.outcome, record.nanos, record.error) == (Outcome.FAILED, 0, "BackendUnavailableError")
-    assert failed.completion is None
+    with pytest.raises(error):
+        later.collect(request(), submission)
