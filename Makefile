@@ -112,7 +112,7 @@ adapter: setup  ## Stream through the real Lambda Web Adapter, which cargo build
 	  cargo install --quiet --locked lambda_web_adapter --version $(ADAPTER_VERSION) --root "$(ADAPTER)"; } && \
 	LAMBDA_ADAPTER="$(ADAPTER)/bin/lambda-adapter" $(RUN) pytest tests/adapter
 
-bench: setup  ## Measure what the service adds to the model's own time, and the artifact; ARGS=--no-artifact leaves it out
+bench: setup  ## Measure what the service adds to the model's time, beside other gateways; ARGS=--quick, or ARGS="--only streams"
 	@$(RUN) python tests/bench/run.py $(ARGS)
 
 soak: setup  ## Run N (default 10000) mixed requests with faults, and account for every one of them

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from completions import __version__
 from completions.clients import SystemClock, build_dynamodb_client, build_sagemaker_client
@@ -70,11 +70,8 @@ class ReadingParts:
     cors_origins: tuple[str, ...] = ()
 
 
-def build_parts(settings: Settings | None = None) -> Parts:
-    """The real parts but for the reports, from the environment unless ``settings`` are given.
-
-    Raises ``SettingsError``.
-    """
+def build_parts(settings: Settings | None = None, *, with_reports: bool = True) -> Parts:
+    """The real parts, from the environment unless ``settings`` are given. Raises ``SettingsError``."""
     from completions.metering.dynamodb import FailOpen  # noqa: PLC0415 - see the module
 
     settings = settings or read_settings()
@@ -86,7 +83,7 @@ def build_parts(settings: Settings | None = None) -> Parts:
         registry=build_registry(dynamodb, settings, clock),
         backend=build_backend(sagemaker, settings, clock),
         ledger=build_ledger(dynamodb, settings, clock, FailOpen(settings.metering_fail_open)),
-        reports=None,
+        reports=build_reports(dynamodb, settings, clock) if with_reports else None,
         clock=clock,
         retries=build_retries(settings),
         openai_extra_fields=settings.openai_extra_fields,
@@ -115,7 +112,7 @@ def build_reading_parts(settings: Settings | None = None, *, with_reports: bool 
 
 def openai_completions_app(parts: Parts | None = None) -> FastAPI:
     """``POST /v1/completions`` and ``/completions``."""
-    parts = parts or build_parts()
+    parts = parts or build_parts(with_reports=False)
     return _completions(parts, openai_endpoints(parts.openai_extra_fields))
 
 
@@ -133,19 +130,18 @@ def organization_app(parts: Parts | ReadingParts | None = None) -> FastAPI:
     from completions.dialects.organization import organization_resources  # noqa: PLC0415
 
     parts = parts or build_reading_parts(with_reports=True)
-    if parts.reports is None:
-        raise TypeError("the app of reports was given no reports")
-    return _resources(parts, OpenAIDialect(), organization_resources(parts.reports, parts.clock))
+    reports = cast("UsageReports", parts.reports)
+    return _resources(parts, OpenAIDialect(), organization_resources(reports, parts.clock))
 
 
 def scale_completions_app(parts: Parts | None = None) -> FastAPI:
     """``POST /v2/completions``."""
-    return _completions(parts or build_parts(), scale_endpoints())
+    return _completions(parts or build_parts(with_reports=False), scale_endpoints())
 
 
 def scale_v1_completions_app(parts: Parts | None = None) -> FastAPI:
     """``POST /v1/llm/completions-sync`` and ``/v1/llm/completions-stream``."""
-    return _completions(parts or build_parts(), scale_v1_endpoints())
+    return _completions(parts or build_parts(with_reports=False), scale_v1_endpoints())
 
 
 def scale_models_app(parts: Parts | ReadingParts | None = None) -> FastAPI:
@@ -158,13 +154,13 @@ def scale_models_app(parts: Parts | ReadingParts | None = None) -> FastAPI:
 
 def sourcegraph_completions_app(parts: Parts | None = None) -> FastAPI:
     """``POST /.api/completions/code`` and ``/.api/completions/stream``."""
-    parts = parts or build_parts()
+    parts = parts or build_parts(with_reports=False)
     return _completions(parts, sourcegraph_endpoints(parts.sourcegraph_default_model))
 
 
 def every_dialects_completions_app(parts: Parts | None = None) -> FastAPI:
     """``POST`` of every dialect's completions. What no dialect claims is refused in OpenAI's form."""
-    parts = parts or build_parts()
+    parts = parts or build_parts(with_reports=False)
     endpoints = (
         openai_endpoints(parts.openai_extra_fields)
         | scale_endpoints()

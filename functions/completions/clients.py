@@ -12,11 +12,12 @@ import time
 from datetime import UTC, datetime
 from functools import cache
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import botocore.session
 from botocore.config import Config
 
+from completions import __version__
 from completions.domain.ports import Clock
 from completions.settings import Settings
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 3
 _MAKING = Lock()
+_USER_AGENT: Final = f"completions-gateway/{__version__} botocore/{botocore.__version__}"
+"""A fixed one: botocore's own is put together anew, from twenty parts, for each request."""
 
 
 @cache
@@ -122,4 +125,5 @@ def _config(*, attempts: int, connect: float, read: float, validated: bool = Tru
         max_pool_connections=64,
         tcp_keepalive=True,
         parameter_validation=validated,
+        user_agent=_USER_AGENT,
     )

