@@ -1,8 +1,4 @@
-"""The clock, and boto3's clients as this service wants them. Endpoints and credentials are the environment's.
-
-Clients are made by botocore, which is what boto3 makes them by: its own package is for resources and for transfers in
-parts, which nothing here uses, and costs a start some milliseconds.
-"""
+"""The clock, and boto3's clients as this service wants them. Endpoints and credentials are the environment's."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import botocore.session
+import boto3.session
 from botocore.config import Config
 
 from completions import __version__
@@ -30,14 +26,14 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 3
 _MAKING = Lock()
-_USER_AGENT: Final = f"completions-gateway/{__version__} botocore/{botocore.__version__}"
+_USER_AGENT: Final = f"completions-gateway/{__version__} Boto3/{boto3.__version__}"
 """A fixed one: botocore's own is put together anew, from twenty parts, for each request."""
 
 
 @cache
-def session() -> botocore.session.Session:
+def session() -> boto3.session.Session:
     """One for all clients: they share the credentials, and what was read of the descriptions of services."""
-    return botocore.session.get_session()
+    return boto3.session.Session()
 
 
 class SystemClock(Clock):
@@ -111,9 +107,9 @@ def build_state_machine_client() -> SFNClient:
     return client
 
 
-def _client(service: str, config: Config) -> Any:
+def _client(service: Any, config: Config) -> Any:
     with _MAKING:  # to use a client is for many threads, to make one is not
-        return session().create_client(service, config=config)
+        return session().client(service, config=config)
 
 
 def _config(*, attempts: int, connect: float, read: float, validated: bool = True) -> Config:

@@ -107,7 +107,7 @@ class PipelineSettings(Settings):
     """EventBridge's, where events say what became of a request."""
     pipeline_key_id: str | None = None
     """The key that pays for an event that names none; without it, such an event is refused."""
-    pipeline_retention_days: int = Field(default=30, ge=1)
+    pipeline_retention_days: int = Field(default=30, ge=15)
     """How long batches, files and marks of delivery are kept; the bucket's lifecycle rules say the same."""
     queue_visibility_seconds: int = Field(default=960, ge=3, le=43_200)
     """``VisibilityTimeout`` of the queue of requests: how long it gives a message to nobody else."""

@@ -120,7 +120,7 @@ asyncio.get_event_loop().close()
     assert ledger.settled("artifact").completion_tokens == answer["usage"]["completion_tokens"]
 
 
-HANDED_ON = "session().create_client(service, config=config)"
+HANDED_ON = "session().client(service, config=config)"
 """Where all of them are made, of the service that each one's own function names."""
 
 

@@ -157,10 +157,10 @@ def test_the_bucket_forgets_and_tells_eventbridge_and_is_kept(pipelines: dict[st
 def test_the_table_ends_what_is_over_as_the_bucket_does(project_root: Path, resources: dict[str, Any]) -> None:
     table = load_template(project_root / "infra" / "tables.yaml")["Resources"]["PipelineTable"]["Properties"]
     assert table["TimeToLiveSpecification"] == {"AttributeName": "expires_at", "Enabled": True}
-    kept = deployed(project_root, PipelineRetentionDays="7")
-    assert kept["Pipelines"]["Properties"]["Parameters"]["RetentionDays"] == "7"
+    kept = deployed(project_root, PipelineRetentionDays="45")
+    assert kept["Pipelines"]["Properties"]["Parameters"]["RetentionDays"] == "45"
     for name in BY_EVENTS | ALSO_OVER_HTTP:
-        assert variables(kept, name)["PIPELINE_RETENTION_DAYS"] == "7"
+        assert variables(kept, name)["PIPELINE_RETENTION_DAYS"] == "45"
 
 
 def test_a_file_that_appears_below_the_inputs_starts_its_batch(resources: dict[str, Any]) -> None:

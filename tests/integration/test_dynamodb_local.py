@@ -46,7 +46,7 @@ def clients(dynamodb_local: str) -> Iterator[list[DynamoDBClient]]:
     """As deployed functions have them, each with an allowance of retries of its own."""
     with pytest.MonkeyPatch.context() as patch, ExitStack() as opened:
         patch.setenv("AWS_ENDPOINT_URL_DYNAMODB", dynamodb_local)
-        patch.setattr("completions.worker_bootstrap.Config", _patient)  # with this machine, however busy it is
+        patch.setattr("completions.clients.Config", _patient)  # with this machine, however busy it is
         yield [opened.enter_context(closing(build_dynamodb_client())) for _ in range(PROCESSES)]
 
 

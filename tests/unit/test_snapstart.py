@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
-import botocore.session
+import boto3.session
 import pytest
 import snapshot_restore_py  # type: ignore[import-untyped]
 from awslambdaric.lambda_runtime_hooks_runner import (  # type: ignore[import-untyped]
@@ -162,7 +162,7 @@ def test_credentials_of_before_the_snapshot_are_replaced_once_they_have_aged(
             monkeypatch.delenv(name)
         monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{source.url}/credentials")
         monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", "of-the-snapshot")
-        monkeypatch.setattr(clients, "session", botocore.session.get_session)  # one that knows no credentials yet
+        monkeypatch.setattr(clients, "session", boto3.session.Session)  # one that knows no credentials yet
         with closing(build_dynamodb_client()) as client:
             assert len(served) == 1
             monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", "of-the-environment")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any, Final, Protocol
 
+from completions.handlers import ready
 from completions.pipeline_bootstrap import build_async_results
 
 _SPARE_SECONDS: Final = 25.0
 """Left of the function's time when the last reply is begun: one that is cut off may be sent twice."""
 
 _results = build_async_results()
+ready()
 
 
 class Context(Protocol):

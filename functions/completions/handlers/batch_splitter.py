@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from completions.handlers import ready
 from completions.pipeline_bootstrap import build_batch_splitter
 from completions.pipelines.batch_tasks import BatchTask
 
 _splitter = build_batch_splitter()
+ready()
 
 
 def handler(event: dict[str, Any], context: object) -> dict[str, object]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from completions.handlers import ready
 from completions.starter_bootstrap import build_batch_starter
 
 _starter = build_batch_starter()
+ready()
 
 
 def handler(event: dict[str, Any], context: object) -> dict[str, str | None]:

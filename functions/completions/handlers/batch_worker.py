@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from completions.handlers import ready
 from completions.pipeline_bootstrap import build_batch_worker
 from completions.pipelines.batch_tasks import PartTask
 from completions.pipelines.batch_work import RESERVE_SECONDS
 
 _worker = build_batch_worker()
+ready()
 
 
 def handler(event: dict[str, Any], context: Any) -> dict[str, int]:

@@ -3,6 +3,8 @@
 from mangum import Mangum
 
 from completions.batches_bootstrap import batches_app
+from completions.handlers import ready
 
 app = batches_app()
 handler = Mangum(app, lifespan="off")
+ready()

@@ -82,13 +82,13 @@ class BatchAssembler:
         if failure is not None:
             logger.error("batch_run_failed", batch_id=batch_id, error=failure)
         if not batch.status.ended:
-            batch = self._finished(batch, failure)
+            batch = self._finished(batch)
         elif batch.status is BatchStatus.FAILED and batch.total == 0:
             self._write_manifest(batch, _Joined())  # the splitter ended it
         logger.info("batch_ended", batch_id=batch_id, status=batch.status, lines=batch.total)
         return {"batch_id": batch_id, "status": batch.status, "manifest": _key(batch, "manifest.json")}
 
-    def _finished(self, batch: Batch, failure: str | None) -> Batch:
+    def _finished(self, batch: Batch) -> Batch:
         code = why_over(batch, self._clock) or GIVEN_UP
         if batch.total == 0:  # it could not even be split
             error = LineError(code, "The input file could not be read to its end.")

@@ -178,4 +178,4 @@ def _log_unexpected(error: Exception, name: str) -> None:
     """Where it happened; its message may quote what was asked."""
     frames = traceback.extract_tb(error.__traceback__)[-3:]
     places = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames]
-    logger.error("batch_line_failed", name=name, error=type(error).__name__, places=places)
+    logger.error("batch_line_failed", line=name, error=type(error).__name__, places=places)

@@ -20,7 +20,7 @@ PIECE_BYTES: Final = 1 << 20
 PART_BYTES: Final = 8 << 20
 """Of a multipart upload, which has up to 10,000 of them: an object may have 80 GiB."""
 _MOST_BREAKS: Final = 5
-"""Without a piece between them."""
+"""With less than a piece between them."""
 _ABSENT: Final = frozenset({"NoSuchKey", "404", "NotFound"})
 _CONDITION: Final = "PreconditionFailed"
 
@@ -70,7 +70,7 @@ class S3ObjectStore(ObjectStore):
 
     def pieces(self, key: str) -> Iterator[bytes]:
         """A connection that breaks is taken up again where it broke, unless the object has changed meanwhile."""
-        position, breaks = 0, 0
+        position, broken_at, breaks = 0, 0, 0
         same: dict[str, str] = {}
         while True:
             try:
@@ -80,11 +80,12 @@ class S3ObjectStore(ObjectStore):
                 same = {"IfMatch": reply["ETag"]}
                 with closing(reply["Body"]) as body:
                     for piece in body.iter_chunks(PIECE_BYTES):
-                        position, breaks = position + len(piece), 0
+                        position += len(piece)
                         yield piece
                 return
             except BotoCoreError as error:
-                breaks += 1
+                breaks = breaks + 1 if position - broken_at < PIECE_BYTES else 1
+                broken_at = position
                 if breaks > _MOST_BREAKS:
                     raise unreachable(error) from error
                 logger.info("object_resumed", position=position, error=type(error).__name__)

@@ -54,8 +54,9 @@ def limits(limit: int, unreserved: int) -> dict[str, object]:
         ("0", 1000, 1000, "ok"),
         ("0", 10, 10, "warning"),  # a new account
         ("5", 1000, 1000, "ok"),
-        ("5", 110, 110, "ok"),  # two workers of five, and the hundred that must stay
-        ("5", 109, 109, "failed"),
+        # six workers of five, four for the queue, ten for a batch, and the hundred that must stay
+        ("5", 144, 144, "ok"),
+        ("5", 143, 143, "failed"),
         ("5", 10, 10, "failed"),
         ("5", 1000, 105, "warning"),  # reserved by this stack already, or by others
     ],

@@ -239,7 +239,7 @@ def usage_table(**table: Any) -> dict[str, Any]:
 
 
 def usage_finding(plan: Plan, aws: StubbedAws) -> Finding:
-    _, usage = tables(plan, aws, deployed(UsageTableName="usage"))
+    _, usage, _ = tables(plan, aws, deployed(UsageTableName="usage"))
     return usage
 
 
@@ -265,6 +265,7 @@ def test_a_stack_of_another_template_has_no_tables(plan: Plan, aws: StubbedAws) 
     assert [(one.verdict, one.found) for one in tables(plan, aws, deployed())] == [
         ("failed", "the stack has no output RegistryTableName"),
         ("failed", "the stack has no output UsageTableName"),
+        ("failed", "the stack has no output PipelineTableName"),
     ]
 
 

@@ -339,3 +339,16 @@ def test_what_is_no_batch_is_an_error() -> None:
     work = Work()
     with pytest.raises(LookupError, match="batch_other"):
         work.worker.work("owner:ada", "batch_other", work.part, work.clock.monotonic() + 100)
+
+
+def test_a_look_at_the_batch_that_fails_is_made_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reply(event: EventRequest) -> EventReply:
+        work.clock.advance(11)
+        monkeypatch.setattr(work.store, "batch", fail)
+        return answered(event)
+
+    def fail(*_: object) -> Batch:
+        raise BackendUnavailableError("down")
+
+    work = Work(reply=reply)
+    assert len(ids(work.run().output)) == 3
