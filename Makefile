@@ -4,7 +4,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test sam-local clients check coverage bench soak build deploy adapter lint types contracts templates openapi requirements requirements.txt
+.PHONY: help setup serve test sam-local clients check coverage bench batches soak build deploy adapter lint types contracts templates openapi requirements requirements.txt
 
 TOOLS := $(CURDIR)/.tools
 export PATH := $(TOOLS)/bin:$(PATH)
@@ -114,6 +114,9 @@ adapter: setup  ## Stream through the real Lambda Web Adapter, which cargo build
 
 bench: setup  ## Measure what the service adds to the model's time, beside other gateways; ARGS=--quick, or ARGS="--only streams"
 	@$(RUN) python tests/bench/run.py $(ARGS)
+
+batches: setup  ## Measure the batch engine's lines a second and peak memory; ARGS="--storm 10000" tries all that can go wrong
+	@$(RUN) python tests/bench/batches.py $(ARGS)
 
 soak: setup  ## Run N (default 10000) mixed requests with faults, and account for every one of them
 	@$(RUN) env PYTHONPATH=tests python tests/bench/soak.py --requests $(or $(N),10000)

@@ -37,6 +37,8 @@ def _lines(result: Mapping[str, Any]) -> Iterator[str]:
     yield "![what this service and others take: CPU, memory, start](tests/bench/results/latest.svg)"
     yield ""
     yield from _targets(sections)
+    yield "<details><summary>All of it, table by table</summary>"
+    yield ""
     for name, numbers in SHOWN.items():
         grids = sections.get(name, {}).get("grids", [])
         for number in numbers:
@@ -45,6 +47,8 @@ def _lines(result: Mapping[str, Any]) -> Iterator[str]:
     reasons = [reason for section in sections.values() for reason in section["not_measured"]]
     for reason in reasons:
         yield f"- not measured: {_cell(reason.partition(': {')[0][:200])}"
+    yield ""
+    yield "</details>"
     yield END
 
 

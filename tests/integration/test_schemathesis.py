@@ -119,7 +119,7 @@ def test_the_documented_example_is_answered(stack: LocalStack, path: str, method
     content = documented.get("requestBody", {}).get("content", {}).get("application/json", {})
     asked = {one["name"] for one in documented.get("parameters", ()) if one["in"] == "query" and one["required"]}
     case = SCHEMA[path][method].Case(
-        path_parameters={name: "demo" for name in re.findall(r"{(\w+)", path)},
+        path_parameters=dict.fromkeys(re.findall(r"{(\w+)", path), "demo"),
         query={name: value for name, value in QUERY.items() if name in asked},
         body=content.get("example", NOT_SET),
         media_type="application/json" if content else None,

@@ -23,7 +23,7 @@ def faults_key(batch_id: str) -> str:
 
 
 def part_key(batch_id: str, part: int, kind: str) -> str:
-    """What one part came to; ``kind`` is ``output`` or ``errors``."""
+    """What one part came to; ``kind`` is ``result``."""
     return f"batches/{batch_id}/parts/{part:07d}.{kind}.jsonl"
 
 
