@@ -1,7 +1,7 @@
 """HTTP glue, blind to dialects and containers: routes, the order of checks, buffered and streamed replies.
 
-The apps are FastAPI's, not bare Starlette: the project's users have fixed that (it is part of the frame, not a choice
-to be optimised away). What FastAPI would do to each request is left out where nothing needs it (``_Route``).
+The apps are FastAPI's, as the project's users want them, and not Starlette's below it. What FastAPI would do to each
+request is left out where nothing needs it (``_Route``).
 """
 
 from __future__ import annotations
