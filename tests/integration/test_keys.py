@@ -155,7 +155,7 @@ def test_a_key_is_two_items_of_one_transaction(local: None, client: DynamoDBClie
 
 
 def test_the_keys_are_listed_without_their_secrets(local: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", "400")
     secret, key_id = created("--team", "search", "--model", "demo", "--rpm", "60", "--budget-per-day", "$0.25")
     (row,) = [line for line in done("list").splitlines() if key_id in line]
     cells = [cell.strip() for cell in row.strip("│").split("│")]
