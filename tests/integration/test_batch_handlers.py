@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -53,20 +55,27 @@ def load(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterat
     """The handler of a module, made anew in the environment of a deployed function."""
     from completions import clients  # noqa: PLC0415 - its session is the process's
 
-    names: list[str] = []
+    before: dict[str, ModuleType | None] = {}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     clients.session.cache_clear()
 
     def handler(name: str) -> Handler:
-        names.append(f"completions.handlers.{name}")
-        sys.modules.pop(names[-1], None)
-        made: Handler = import_module(names[-1]).handler
+        module = f"completions.handlers.{name}"
+        before.setdefault(module, sys.modules.pop(module, None))
+        made: Handler = import_module(module).handler
         return made
 
-    yield handler
-    for name in names:
+    with asyncio.Runner() as runner:
+        asyncio.set_event_loop(runner.get_loop())  # Mangum makes one where its thread has none, and closes none
+        try:
+            yield handler
+        finally:
+            asyncio.set_event_loop(None)
+    for name, module in before.items():
         sys.modules.pop(name, None)
+        if module is not None:
+            sys.modules[name] = module
     clients.session.cache_clear()
 
 
