@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Final
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from aws_lambda_powertools import Logger
 
@@ -16,6 +18,8 @@ NAMESPACE: Final = "completions"
 """CloudWatch's, of all metrics."""
 SERVICE: Final = os.environ.get("POWERTOOLS_SERVICE_NAME") or "completions"
 """The deployment's name, in every line of the log and as a dimension of every metric: an account may have several."""
+
+_MOST_FRAMES: Final = 12
 
 logger = Logger(service=SERVICE)
 
@@ -29,3 +33,14 @@ def new_metrics() -> EphemeralMetrics:
     from aws_lambda_powertools.metrics import EphemeralMetrics  # noqa: PLC0415 - few functions measure anything
 
     return EphemeralMetrics(namespace=NAMESPACE, service=SERVICE)
+
+
+def log_unexpected(error: Exception, **names: Any) -> None:
+    """A fault of ours: type and places, without the message, which may quote the caller's text."""
+    frames = traceback.extract_tb(error.__traceback__)
+    logger.error(
+        "unexpected_error",
+        **names,
+        error=type(error).__name__,
+        frames=[f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames[-_MOST_FRAMES:]],
+    )

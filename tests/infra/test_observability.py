@@ -1,4 +1,7 @@
-"""The alarms and the dashboard, as CloudFormation would make them of ``infra/observability.yaml``."""
+"""The alarms and the dashboard, as CloudFormation would make them of ``infra/observability.yaml``.
+
+One long file: all of it turns on one subject and shares its builders.
+"""
 
 from __future__ import annotations
 

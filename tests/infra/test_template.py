@@ -1,4 +1,7 @@
-"""The template as CloudFormation would see it: what SAM transforms it into, in every form, not what it says."""
+"""The template as CloudFormation would see it: what SAM transforms it into, in every form, not what it says.
+
+One long file: all of it turns on one subject and shares its builders.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Messages to an asynchronous endpoint: handed in by one function, answered by another, on the books throughout."""
+"""Messages to an asynchronous endpoint: handed in by one function, answered by another, on the books throughout.
+
+One long file: all of it turns on one subject and shares its builders.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Files and batches over HTTP, asked by the official SDK."""
+"""Files and batches over HTTP, asked by the official SDK.
+
+One long file: all of it turns on one subject and shares its builders.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``completions doctor`` and ``make deploy`` against an account of moto's."""
+"""``completions doctor`` and ``make deploy`` against an account of moto's.
+
+One long file: all of it turns on one subject and shares its builders.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The queue's function against SQS, S3, EventBridge and DynamoDB (moto's) and the SageMaker stand-in."""
+"""The queue's function against SQS, S3, EventBridge and DynamoDB (moto's) and the SageMaker stand-in.
+
+One long file: all of it turns on one subject and shares its builders.
+"""
 
 from __future__ import annotations
 

@@ -14,10 +14,9 @@ from urllib.parse import unquote_plus
 from completions.domain.events import RetryLaterError
 from completions.domain.ports import Clock
 from completions.domain.submissions import Pending
-from completions.observability import logger
+from completions.observability import log_unexpected, logger
 from completions.pipelines.delivery import Replying
 from completions.pipelines.submissions import Submissions
-from completions.pipelines.unexpected import log_unexpected
 
 
 class UndeliveredError(Exception):

@@ -6,10 +6,8 @@ twice. Lines that have no answer when the function's time is up are left to the 
 
 from __future__ import annotations
 
-import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Protocol
 
 from completions.domain.batches import Batch, BatchStore
@@ -24,7 +22,7 @@ from completions.domain.events import (
 )
 from completions.domain.metering import Outcome
 from completions.domain.ports import Clock
-from completions.observability import logger
+from completions.observability import log_unexpected
 from completions.pipelines.batch_lines import RequestLine, line_name
 from completions.pipelines.batch_pace import BatchWatch, TokenPace
 from completions.pipelines.batch_parts import (
@@ -160,7 +158,7 @@ class BatchWorker:
             except ServiceError:
                 seconds = _STORE_SECONDS
             except Exception as error:  # noqa: BLE001 - a line that makes us fail must not take the others with it
-                _log_unexpected(error, event.name)
+                log_unexpected(error, request_id=event.name)
                 return faulty(batch, line.number, line.custom_id, SERVER_ERROR)
             if not self._wait(seconds, deadline):
                 return None
@@ -172,10 +170,3 @@ class BatchWorker:
         if seconds > 0:
             self._clock.sleep(seconds)
         return True
-
-
-def _log_unexpected(error: Exception, name: str) -> None:
-    """Where it happened; its message may quote what was asked."""
-    frames = traceback.extract_tb(error.__traceback__)[-3:]
-    places = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames]
-    logger.error("batch_line_failed", line=name, error=type(error).__name__, places=places)

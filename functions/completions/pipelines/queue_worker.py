@@ -13,10 +13,9 @@ from typing import Any, Final
 from completions.domain.deliveries import Visibility
 from completions.domain.errors import ServiceError
 from completions.domain.events import RetryLaterError
-from completions.observability import logger
+from completions.observability import log_unexpected, logger
 from completions.pipelines.delivery import Replying
 from completions.pipelines.messages import MessageDefaults, QueueMessage, read_message
-from completions.pipelines.unexpected import log_unexpected
 
 MOST_SECONDS: Final = 900
 """The longest pause before a message comes again."""

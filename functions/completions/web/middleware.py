@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -13,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from completions.dialects.dialect import Dialect, ErrorHead, WireReply
 from completions.domain.errors import CompletionError, ServiceError
 from completions.domain.ports import Clock
-from completions.observability import logger
+from completions.observability import log_unexpected, logger
 from completions.web.arrival import arrival
 
 EncodeError = Callable[[CompletionError, ErrorHead], WireReply]
@@ -46,7 +44,7 @@ class RequestMiddleware:
         try:
             await self._app(scope, receive, observed)
         except Exception as error:  # noqa: BLE001 - the last resort: every fault of ours becomes a reply
-            log_unexpected(error, arrived.request_id)
+            log_unexpected(error, request_id=arrived.request_id)
             if sent["status"] is not None:  # too late for a reply: let the server cut the connection
                 raise ConnectionAbortedError("the response broke off; see unexpected_error") from None
             head = ErrorHead(arrived.request_id, self._clock.now().timestamp())
@@ -64,17 +62,6 @@ class RequestMiddleware:
                 response_bytes=sent["bytes"],
                 total_ms=round((self._clock.monotonic() - arrived.at) * 1000),
             )
-
-
-def log_unexpected(error: Exception, request_id: str) -> None:
-    """A fault of ours: type and places, without the message, which may quote the caller's text."""
-    frames = traceback.extract_tb(error.__traceback__)
-    logger.error(
-        "unexpected_error",
-        request_id=request_id,
-        error=type(error).__name__,
-        frames=[f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames[-12:]],
-    )
 
 
 async def send_reply(reply: WireReply, send: Send) -> None:

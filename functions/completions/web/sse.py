@@ -16,9 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from completions.dialects.dialect import StreamEncoder
 from completions.domain.errors import CompletionError, ServiceError
-from completions.observability import logger
+from completions.observability import log_unexpected, logger
 from completions.service.complete import CompletionStream
-from completions.web.middleware import log_unexpected
 
 _T = TypeVar("_T")
 _MOST_AHEAD: Final = 65_536
@@ -154,5 +153,5 @@ def _frames(stream: CompletionStream, encoder: StreamEncoder, request_id: str, k
         logger.warning("stream_failed", request_id=request_id, error=type(error).__name__, detail=error.detail)
         yield encoder.error(error)
     except Exception as error:  # noqa: BLE001 - a cut connection would look like a finished answer to most clients
-        log_unexpected(error, request_id)
+        log_unexpected(error, request_id=request_id)
         yield encoder.error(ServiceError("The server had an error processing your request."))

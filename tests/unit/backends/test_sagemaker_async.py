@@ -1,6 +1,8 @@
 """Asynchronous endpoints through real boto3 clients over HTTP: the stand-in's queue, and moto's S3.
 
 Source: the service model of ``sagemaker-runtime`` (``InvokeEndpointAsync``).
+
+One long file: all of it turns on one subject and shares its builders.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The SageMaker transport's failures, through a real boto3 client over HTTP.
 
 Source: the service model of ``sagemaker-runtime`` and the behaviour of boto3 on a broken response stream.
+
+One long file: all of it turns on one subject and shares its builders.
 """
 
 from __future__ import annotations

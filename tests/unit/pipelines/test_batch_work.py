@@ -215,7 +215,7 @@ def test_a_line_that_makes_us_fail_does_not_take_the_others_with_it(monkeypatch:
         ["id-2"],
         ["server_error"],
     )
-    assert (logged[0]["event"], logged[0]["error"]) == ("batch_line_failed", "KeyError")
+    assert (logged[0]["event"], logged[0]["error"]) == ("unexpected_error", "KeyError")
     assert "text" not in json.dumps(logged)
 
 
